@@ -7,6 +7,7 @@ Usage: cuda_replay_test.py GPU_CHECK DOUBLE RECORDER CUDA_REPLAY"""
 import glob
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,42 @@ class CudaReplay(unittest.TestCase):
             parent.stdin.close()
         with open(os.path.join(folder, f"{other.stdout.strip()}.calls"), encoding="utf-8") as file:
             self.assertRegex(file.read(), rf'gone \d+ "{parent.pid}\.calls"\n')
+
+    def exports(self, count, **limits):
+        """(exit status, stdout, stderr) of a process that exports `count` descriptors."""
+        def change(lines):
+            export = next(i for i, line in enumerate(lines)
+                          if " cuMemExportToShareableHandle " in line and " = 0 " in line)
+            return lines[:export] + count * [lines[export]] + lines[export + 1:]
+
+        done = subprocess.run([REPLAY, self.edited(change)], capture_output=True, text=True,
+                              timeout=PATIENCE_S, env=clean_environment(),
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
+                                                                    (limits["soft"],
+                                                                     limits["hard"])))
+        return done.returncode, done.stdout, done.stderr
+
+    def test_more_descriptors_than_the_soft_limit(self):
+        status, out, err = self.exports(400, soft=256, hard=1024)
+        self.assertEqual(status, 0, out + err)
+
+    def test_more_descriptors_than_there_can_be_are_no_difference(self):
+        status, out, err = self.exports(400, soft=256, hard=256)
+        self.assertEqual(status, 2, out + err)
+        self.assertNotIn("difference:", out)
+        self.assertIn("no descriptor is left", err)
+        self.assertIn("ulimit -n", err)
+
+    def test_a_death_names_a_few_of_its_calls(self):
+        """Each call of the record is under way at the same time."""
+        def change(lines):
+            made = next(i for i, line in enumerate(lines) if " cuCtxGetCurrent " in line)
+            return lines[:made] + 50 * [lines[made]] + lines[made + 1:]
+
+        folder = self.edited(change)
+        status, out, _ = self.replay(folder, STRICT_CUDA_FAIL="cuCtxGetCurrent:-2")
+        self.assertEqual(status, 1, out)
+        self.assertRegex(out, r"died of signal 9 in cuCtxGetCurrent of line \d+.* and 4\d more;")
 
     def test_another_attribute_is_told(self):
         status, out, _ = self.replay(self.calls, STRICT_CUDA_ATTRIBUTES="119=9")

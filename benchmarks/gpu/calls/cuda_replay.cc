@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu/calls/call_record.h"
 #include "benchmarks/gpu/calls/replay_machine.h"
@@ -139,6 +140,8 @@ absl::StatusOr<int> Replay(const Arguments& arguments) {
     return absl::UnavailableError(absl::StrCat("cannot make ", session));
   }
   setenv("STRICT_CUDA_SESSION", session.c_str(), /*overwrite=*/1);
+  // Each descriptor that the record exports stays open until its end: any later call may import it.
+  RaiseFileLimit();
   ReplayReport report(stdout);
   absl::Status status;
   {

@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
+
 namespace ferry::calls {
 namespace {
 
@@ -96,7 +98,9 @@ absl::StatusOr<ReplayMessage> ReceiveMessage(int socket) {
     message.foreign =
         Foreign{.bytes = text.substr(at, head.foreign_bytes), .descriptor = descriptor};
     if (head.has_descriptor != 0 && descriptor < 0) {
-      return absl::UnavailableError("a descriptor was lost: too many are open");
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "no descriptor is left for what a process of the replay has exported: ",
+          ErrorWithFileLimit(EMFILE)));
     }
   }
   at += head.foreign_bytes;

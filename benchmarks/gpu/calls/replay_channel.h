@@ -27,7 +27,8 @@ struct ReplayMessage {
 
 // Sends a descriptor as a copy. Errors: UNAVAILABLE if the other side is gone.
 absl::Status SendMessage(int socket, const ReplayMessage& message);
-// A received descriptor is the caller's to close. Errors: UNAVAILABLE if the other side is gone.
+// A received descriptor is the caller's to close. Errors: UNAVAILABLE if the other side is gone,
+// RESOURCE_EXHAUSTED if there was no room for the message's descriptor.
 absl::StatusOr<ReplayMessage> ReceiveMessage(int socket);
 
 }  // namespace ferry::calls

@@ -20,12 +20,15 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 
+#include "base/bounded_text.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu/calls/replay_worker.h"
 
 namespace ferry::calls {
 
 namespace {
+
+constexpr size_t kMaxNamedCalls = 5;
 
 // A process that does not say when it ended has ended by the time that another one saw it. Calls
 // are recorded when they return, so it has not ended before: a thread may be in one when another
@@ -124,26 +127,28 @@ void ReplayRun::NoteDeath(size_t process) {
   waitpid(dead.pid, &status, 0);
   close(dead.socket);
   dead.state = State::kDied;
-  std::string calls;
+  std::vector<std::string> calls;
   for (auto each = pending_.begin(); each != pending_.end();) {
     if (each->first.first != process) {
       ++each;
       continue;
     }
     const RecordedCall& call = records_[process].calls[static_cast<size_t>(each->first.second)];
-    absl::StrAppend(&calls, calls.empty() ? " in " : ", ", call.description->symbol, " of line ",
-                    call.line);
+    calls.push_back(absl::StrCat(call.description->symbol, " of line ", call.line));
     each = pending_.erase(each);
   }
   report_.Trouble(
       absl::StrCat(records_[process].name, ": the process of the replay died",
                    WIFSIGNALED(status) ? absl::StrCat(" of signal ", WTERMSIG(status))
                                        : absl::StrCat(" with status ", WEXITSTATUS(status)),
-                   calls, "; its own output says why. The rest of its record is not replayed"));
+                   calls.empty() ? "" : absl::StrCat(" in ", BoundedList(calls, kMaxNamedCalls)),
+                   "; its own output says why. The rest of its record is not replayed"));
 }
 
 absl::Status ReplayRun::Receive(size_t process) {
   absl::StatusOr<ReplayMessage> message = ReceiveMessage(processes_[process].socket);
+  // The process of the replay lives: this one has no room for its descriptor.
+  if (absl::IsResourceExhausted(message.status())) return message.status();
   if (!message.ok()) {
     NoteDeath(process);
     return absl::OkStatus();
