@@ -267,8 +267,10 @@ void CudaIpcReceiver::Deliver(const FetchPtr& fetch) {
           return absl::UnavailableError("not ready");
         }
         if (is_view) {
+          // The event first, as in Copy: the stream may wait for the producer's for ever.
+          FERRY_ASSIGN_OR_RETURN(cuda::CudaEvent event, fetch->gpu->events->Take());
           FERRY_RETURN_IF_ERROR(events->EnqueueWait(fetch->descriptor.ready, stream));
-          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*fetch->gpu->events, stream));
+          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::Record(std::move(event), stream));
         } else {
           to_wait_for = std::move(events);
         }

@@ -103,6 +103,9 @@ absl::StatusOr<Tensor> CudaIpcSliceReceiver::TryCopy(
     }
   }
   std::shared_ptr<const ReadyEvent> copied;
+  // Before anything is enqueued: without an event the stream would have to be waited for, and an
+  // end of the fetch waits for this.
+  FERRY_ASSIGN_OR_RETURN(cuda::CudaEvent event, gpu.events->Take());
   FERRY_RETURN_IF_ERROR(fetches_->EnqueueUnlessOver(fetch, [&]() -> absl::Status {
     // The producer's copy that it waits for depends on nothing. Wait only when it is certain that
     // the slice is acknowledged after the device has passed this.
@@ -111,7 +114,8 @@ absl::StatusOr<Tensor> CudaIpcSliceReceiver::TryCopy(
         gpu.device->table().copy_async(cuda::AsDevicePointer(fetch.into.data()) + slice.offset,
                                        memory.base() + piece.offset, piece.bytes, stream),
         "cuMemcpyAsync"));
-    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
+    // This fails only if the device has failed, which writes no more.
+    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::Record(std::move(event), stream));
     return absl::OkStatus();
   }));
   FERRY_RETURN_IF_ERROR(gpu.executor->Watch(
