@@ -2,9 +2,12 @@
 // A sender whose peer answers probes: what it lends, it gets back on each path.
 #include "transport/cuda_ipc/cuda_ipc_sender.h"
 
+#include <fcntl.h>
+
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "tests/transport/cuda_ipc_fixture.h"
 
@@ -271,9 +274,13 @@ class CudaIpcLoanTest : public CudaIpcSenderTest {
     }
     sender_ = std::make_shared<CudaIpcSender>(environment_, peer_,
                                               std::make_shared<DeferredReleaseQueue>(*loop_));
-    sender_->SetControlChannel([this](absl::string_view body, absl::Span<const int>) {
+    sender_->SetControlChannel([this](absl::string_view body, absl::Span<const int> descriptors) {
       absl::MutexLock lock(&mu_);
       sent_.emplace_back(body);
+      if (*KindOfCudaIpc(body) == CudaIpcMessage::kProbe) {
+        lines_.emplace_back(fcntl(descriptors.back(), F_DUPFD_CLOEXEC, 0));
+        if (!keeps_lines_) lines_.clear();
+      }
       return absl::OkStatus();
     });
     Open();
@@ -298,7 +305,16 @@ class CudaIpcLoanTest : public CudaIpcSenderTest {
     return count;
   }
 
+  // Whether it is dropped on the loop within that time.
+  bool IsDroppedWithin(absl::Duration timeout) {
+    return loop_->WaitUntil([this] { return is_dropped_->HasBeenNotified(); },
+                            SteadyClock().Now() + timeout);
+  }
+
   cuda::DevicePointer memory_ = 0;
+  // The peer's ends of the lifelines, in the order of the probes.
+  bool keeps_lines_ = false;
+  std::vector<UniqueFd> lines_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<absl::Notification> is_dropped_;
   std::unique_ptr<cuda::ExportRegistration> registration_;
 };
@@ -347,6 +363,54 @@ TEST_F(CudaIpcLoanTest, ControlChannelEnds_ItIsDroppedAfterAWhile) {
   EXPECT_FALSE(is_dropped_->HasBeenNotified());
   EXPECT_TRUE(loop_->WaitUntil([this] { return is_dropped_->HasBeenNotified(); },
                                SteadyClock().Now() + kPatience));
+}
+
+// A peer keeps one of the lines. That of another probe ends at once, which says nothing: it is from
+// the death of the peer on that the driver is given time to close what the peer had mapped.
+TEST_F(CudaIpcLoanTest, PeerThatKeepsTheLineOfALaterProbe_IsGivenItsTimeFromItsDeathOn) {
+  keeps_lines_ = true;
+  TalkTo(EncodeCudaIpcPeer());
+  Send(2);
+  sender_->Release(2);
+  sender_->Expose(3, Allocate(), {MemorySpace::kCuda, 1},
+                  [](absl::StatusOr<TransferDescriptor>) {});
+  Flush(*gpu_->executor);
+  {
+    absl::MutexLock lock(&mu_);
+    ASSERT_EQ(lines_.size(), 2u);
+    lines_[0].Reset();
+  }
+  sender_->Abort(absl::UnavailableError("over"));
+  registration_.reset();
+  EXPECT_FALSE(IsDroppedWithin(DeferredReleaseQueue::kGrace + absl::Milliseconds(500)));
+  {
+    absl::MutexLock lock(&mu_);
+    lines_[1].Reset();
+  }
+  EXPECT_FALSE(IsDroppedWithin(DeferredReleaseQueue::kGrace / 2));
+  EXPECT_TRUE(IsDroppedWithin(kPatience));
+}
+
+// It has nothing mapped any more: there is nothing to wait for.
+TEST_F(CudaIpcLoanTest, PeerThatHasClosedAll_IsGivenNoMoreTime) {
+  keeps_lines_ = true;
+  TalkTo(EncodeCudaIpcPeer());
+  Send(2);
+  sender_->Release(2);
+  sender_->Expose(3, Allocate(), {MemorySpace::kCuda, 1},
+                  [](absl::StatusOr<TransferDescriptor>) {});
+  Flush(*gpu_->executor);
+  auto lent = std::make_unique<LentLifelines>();
+  {
+    absl::MutexLock lock(&mu_);
+    ASSERT_EQ(lines_.size(), 2u);
+    for (UniqueFd& each : lines_) lent->Add(std::exchange(each, UniqueFd()));
+  }
+  sender_->Abort(absl::UnavailableError("over"));
+  registration_.reset();
+  EXPECT_FALSE(IsDroppedWithin(absl::Milliseconds(200)));
+  lent = nullptr;
+  EXPECT_TRUE(IsDroppedWithin(DeferredReleaseQueue::kGrace / 2));
 }
 
 // It could not say that it has closed the memory, if its control channel ends before.

@@ -418,14 +418,22 @@ void CudaIpcSender::Abort(const absl::Status& why) {
   // A peer that has merely lost its connection has it mapped, and may be reading.
   grace_->KeepUntil(
       [lines = std::move(lines), died_at = absl::InfiniteFuture()]() mutable {
-        const absl::Time now = SteadyClock().Now();
-        for (PeerLifeline& line : lines) {
-          const PeerLifeline::State state = line.Look();
-          if (state == PeerLifeline::State::kHeld) return false;
-          if (state == PeerLifeline::State::kDied) died_at = std::min(died_at, now);
+        const auto held = std::stable_partition(lines.begin(), lines.end(), [](PeerLifeline& line) {
+          return line.Look() != PeerLifeline::State::kHeld;
+        });
+        if (held != lines.end()) {
+          // The peer has not kept the others: their ends say nothing.
+          lines.erase(lines.begin(), held);
+          return false;
         }
+        const bool has_closed = std::any_of(lines.begin(), lines.end(), [](PeerLifeline& line) {
+          return line.Look() == PeerLifeline::State::kClosed;
+        });
+        if (has_closed) return true;
         // The driver is closing what the dead had mapped; or it is of an earlier release.
-        return died_at == absl::InfiniteFuture() || now >= died_at + DeferredReleaseQueue::kGrace;
+        const absl::Time now = SteadyClock().Now();
+        died_at = std::min(died_at, now);
+        return now >= died_at + DeferredReleaseQueue::kGrace;
       },
       [left = std::move(left)] {});
 }
