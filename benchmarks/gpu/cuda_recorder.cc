@@ -25,6 +25,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "benchmarks/gpu/calls/call_writer.h"
@@ -54,11 +55,12 @@ int64_t Nanoseconds(Clock::duration time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
 }
 
+// The last line of this process's record was cut (a full disk).
+std::atomic<bool> is_cut{false};
+
 // One write for each line: a process that is killed leaves whole lines, and those of several
-// threads do not mix. Behind a line that was cut (a full disk) nothing more is written: the run
-// matters more.
+// threads do not mix. Behind a line that was cut nothing more is written: the run matters more.
 void WriteLine(int file, const std::string& line) {
-  static std::atomic<bool> is_cut{false};
   if (is_cut.load(std::memory_order_relaxed)) return;
   const ssize_t written = write(file, line.data(), line.size());
   if (written >= 0 && static_cast<size_t>(written) < line.size()) is_cut = true;
@@ -105,7 +107,8 @@ int OpenRecord(const std::string& folder, pid_t pid) {
 
 // Appends a line for each record of the folder whose process has ended since the last call of this
 // function: most end without a word.
-void AppendGone(std::string& text, const std::string& folder) {
+//   time_ns: they had ended by then.
+void AppendGone(std::string& text, const std::string& folder, int64_t time_ns) {
   static std::mutex mutex;
   static auto* const known = new std::set<std::string, std::less<>>;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -122,7 +125,7 @@ void AppendGone(std::string& text, const std::string& folder) {
     struct stat status = {};
     // Empty: one that begins at this moment.
     if (fstat(file, &status) == 0 && status.st_size > 0 && IsUnlocked(file)) {
-      text += "gone " + std::to_string(Nanoseconds(Clock::now().time_since_epoch())) + " ";
+      text += "gone " + std::to_string(time_ns) + " ";
       CallWriter::AppendQuoted(text, name);
       text += '\n';
       known->emplace(name);
@@ -131,6 +134,8 @@ void AppendGone(std::string& text, const std::string& folder) {
   }
   closedir(listing);
 }
+
+int64_t Now() { return Nanoseconds(Clock::now().time_since_epoch()); }
 
 std::atomic<int> open_file{-1};
 std::atomic<pid_t> owner{0};
@@ -148,9 +153,10 @@ int Log() {
   if (folder == nullptr) return -1;
   const int opened = OpenRecord(folder, pid);
   if (opened >= 0) {
+    is_cut = false;
     std::string text;
     CallWriter::AppendHeader(text, pid, getppid(), program_invocation_short_name);
-    AppendGone(text, folder);
+    AppendGone(text, folder, Now());
     WriteLine(opened, text);
   }
   line_count.store(0, std::memory_order_relaxed);
@@ -164,13 +170,29 @@ int Log() {
 void NoteGone() {
   constexpr int64_t kBetweenLooks = 1'000'000;
   static std::atomic<int64_t> last_look{0};
-  const int64_t now = Nanoseconds(Clock::now().time_since_epoch());
+  const int64_t now = Now();
   int64_t last = last_look.load(std::memory_order_relaxed);
   if (now - last < kBetweenLooks || !last_look.compare_exchange_strong(last, now)) return;
   const int log = Log();
   if (log < 0) return;
   std::string text;
-  AppendGone(text, std::getenv("FERRY_CUDA_RECORD"));
+  AppendGone(text, std::getenv("FERRY_CUDA_RECORD"), Now());
+  if (!text.empty()) WriteLine(log, text);
+}
+
+// After a call that could not open what another process has exported: that process may have died
+// before, and the call's error is the first sign of it. The kernel may take a moment more to end
+// the lock of a process that the driver knows to be dead.
+void NoteGoneBefore(int64_t began_ns) {
+  constexpr int kLooks = 5;
+  constexpr auto kBetweenLooks = std::chrono::milliseconds(2);
+  const int log = Log();
+  if (log < 0) return;
+  std::string text;
+  for (int i = 0; i < kLooks && text.empty(); ++i) {
+    if (i > 0) std::this_thread::sleep_for(kBetweenLooks);
+    AppendGone(text, std::getenv("FERRY_CUDA_RECORD"), began_ns);
+  }
   if (!text.empty()) WriteLine(log, text);
 }
 
@@ -220,8 +242,7 @@ bool IsRepeated(const DriverCall& call, uint64_t argument, Result result) {
 // A process that is killed leaves no such line.
 __attribute__((destructor)) void WriteEnd() {
   if (owner.load(std::memory_order_acquire) != getpid()) return;
-  WriteLine(open_file.load(std::memory_order_relaxed),
-            "end " + std::to_string(Nanoseconds(Clock::now().time_since_epoch())) + "\n");
+  WriteLine(open_file.load(std::memory_order_relaxed), "end " + std::to_string(Now()) + "\n");
 }
 
 template <typename Function>
@@ -241,6 +262,9 @@ struct Signature<Result (*)(Arguments...)> {
     const auto began = Clock::now();
     const Result result = function(arguments...);
     const auto taken = Clock::now() - began;
+    if constexpr (OpensSomething(kDescription)) {
+      if (result != cuda::kSuccess) NoteGoneBefore(Nanoseconds(began.time_since_epoch()));
+    }
     const int log = Log();
     if (log < 0 || line_count.load(std::memory_order_relaxed) > kMaxLines) return result;
     if constexpr (kDescription.is_poll && sizeof...(Arguments) == 1) {

@@ -186,6 +186,70 @@ class CudaReplay(unittest.TestCase):
         self.assertEqual(status, 1, out)
         self.assertRegex(out, r"died of signal 9 in cuCtxGetCurrent of line \d+.* and 4\d more;")
 
+    def test_a_child_records_although_the_line_of_its_parent_was_cut(self):
+        folder = tempfile.mkdtemp(dir=self.folder)
+        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+                                STRICT_CUDA_SESSION=tempfile.mkdtemp(dir=self.folder))
+        done = subprocess.run([sys.executable, "-c", f"""if True:
+            import ctypes, os, resource
+            driver = ctypes.CDLL({RECORDER!r})
+            whole = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, whole[1]))
+            version = ctypes.c_int()
+            for _ in range(100):
+                driver.cuDriverGetVersion(ctypes.byref(version))
+            child = os.fork()
+            if child == 0:
+                resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+                driver.cuDriverGetVersion(ctypes.byref(version))
+                os._exit(0)
+            os.waitpid(child, 0)
+            print(os.getpid(), child)
+            """], env=env, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+        parent, child = (open(os.path.join(folder, f"{pid}.calls"), encoding="utf-8").read()
+                         for pid in done.stdout.split())
+        self.assertEqual(len(parent), 1000)
+        self.assertRegex(child, r"^ferry-cuda-calls .*\nprocess .*\n\d+ \d+ cuDriverGetVersion .*\n$")
+
+    def test_a_handle_of_a_process_that_was_killed_cannot_be_opened_in_the_replay(self):
+        """Nothing but the call that fails tells the record that the process is gone."""
+        folder = tempfile.mkdtemp(dir=self.folder)
+        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+                                STRICT_CUDA_SESSION=tempfile.mkdtemp(dir=self.folder))
+        begin = f"""if True:
+            import ctypes, sys
+            class Handle(ctypes.Structure):
+                _fields_ = [("bytes", ctypes.c_char * 64)]
+            driver = ctypes.CDLL({RECORDER!r})
+            context, event, handle = ctypes.c_void_p(), ctypes.c_void_p(), Handle()
+            def call(name, *arguments):
+                assert getattr(driver, name)(*arguments) == 0, name
+            call("cuInit", 0)
+            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            call("cuCtxPushCurrent_v2", context)
+            """
+        owner = begin + """
+            call("cuEventCreate", ctypes.byref(event), 2 | 4)
+            call("cuIpcGetEventHandle", ctypes.byref(handle), event)
+            print(ctypes.string_at(ctypes.byref(handle), 64).hex(), flush=True)
+            sys.stdin.read()
+            """
+        opener = begin + """
+            print("ready", flush=True)
+            ctypes.memmove(ctypes.byref(handle), bytes.fromhex(sys.stdin.readline()), 64)
+            assert driver.cuIpcOpenEventHandle(ctypes.byref(event), handle) == 205
+            """
+        pipes = {"env": env, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([sys.executable, "-c", opener], **pipes) as late:
+            self.assertEqual(late.stdout.readline(), "ready\n")
+            with subprocess.Popen([sys.executable, "-c", owner], **pipes) as killed:
+                handle = killed.stdout.readline()
+                killed.kill()
+            late.communicate(handle, timeout=PATIENCE_S)
+            self.assertEqual(late.returncode, 0)
+        status, out, err = self.replay(folder)
+        self.assertEqual(status, 0, out + err)
+
     def test_another_attribute_is_told(self):
         status, out, _ = self.replay(self.calls, STRICT_CUDA_ATTRIBUTES="119=9")
         self.assertEqual(status, 1, out)

@@ -283,6 +283,17 @@ constexpr bool EndsSomething(const DriverCall& call) {
   return false;
 }
 
+// What another process has exported.
+constexpr bool OpensSomething(const DriverCall& call) {
+  for (size_t i = 0; i < call.count; ++i) {
+    const Kind kind = call.arguments[i].kind;
+    if (!call.arguments[i].is_output && (kind == Kind::kBlob || kind == Kind::kShareable)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 constexpr bool IsHandle(Kind kind) { return kind >= Kind::kContext && kind <= Kind::kAllocation; }
 constexpr bool IsAddress(Kind kind) { return kind == Kind::kMemory || kind == Kind::kHost; }
 
