@@ -95,10 +95,15 @@ void StagingRing::Give(Slot slot, std::shared_ptr<const ReadyEvent> behind) {
   if (behind != nullptr) {
     const absl::StatusOr<bool> is_done = behind->IsDone();
     if (is_done.ok() && !*is_done) {
-      // An executor that has been stopped hands out no slots any more.
+      // An executor that has been stopped hands out no slots any more. On its own thread it takes
+      // this however many wait.
       executor_
-          .Watch({.event = std::move(behind), .what = "a copy into a slot", .keep = slot},
-                 [self = shared_from_this(), slot](absl::Status) { self->Give(slot, nullptr); })
+          .PostAlways([self = shared_from_this(), slot, behind = std::move(behind)] {
+            self->executor_
+                .Watch({.event = behind, .what = "a copy into a slot", .keep = slot},
+                       [self, slot](absl::Status) { self->Give(slot, nullptr); })
+                .IgnoreError();
+          })
           .IgnoreError();
       return;
     }

@@ -86,6 +86,35 @@ TEST_F(StagingRingTest, SlotIsFreeOnlyWhenTheDeviceHasLeftIt) {
   ring->Give(std::move(next[0]), nullptr);
 }
 
+// A peer may give it back when the executor takes no more.
+TEST_F(StagingRingTest, SlotIsFreeAlsoIfTheExecutorWasFull) {
+  DeviceExecutor executor(device_, {.max_waiting = 2});
+  const auto ring =
+      StagingRing::Create(executor, nullptr, {.budget_bytes = 2 * kMiB, .slot_bytes = 2 * kMiB});
+  StagingRing::Slot slot;
+  ASSERT_OK(executor.PostAndWait(
+      [&] {
+        ring->Take([&slot](absl::StatusOr<StagingRing::Slot> taken) {
+          if (taken.ok()) slot = *std::move(taken);
+        });
+        return absl::OkStatus();
+      },
+      absl::Seconds(20), "a test"));
+  ASSERT_NE(slot, nullptr);
+  HeldStream held(device_);
+  const auto event = *ReadyEvent::Record(*events_, held.get());
+  while (executor.Watch({.event = event}, [](absl::Status) {}).ok()) {
+  }
+  ring->Give(std::move(slot), event);
+  EXPECT_EQ(ring->stats().free_count, 0);
+  held.Go();
+  for (int i = 0; i < 5000 && ring->stats().free_count == 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(ring->stats().free_count, 1);
+  held.Finish();
+}
+
 TEST_F(StagingRingTest, WithoutMemoryForOneSlotTheErrorSaysSo) {
   NEEDS_THE_DOUBLE("makes calls fail");
   const auto ring = StagingRing::Create(executor_, nullptr, {});

@@ -74,6 +74,19 @@ class CudaIpcTest : public ::testing::Test {
     Flush(executor);
   }
 
+  // The same, and the executor takes no more then.
+  template <typename Function>
+  static void WhileFull(cuda::DeviceExecutor& executor, Function what) {
+    absl::Notification go;
+    ASSERT_TRUE(executor.Post([&] { go.WaitForNotification(); }).ok());
+    while (executor.Post([] {}).ok()) {
+    }
+    what();
+    go.Notify();
+    while (executor.waiting_count() > 1000) absl::SleepFor(absl::Milliseconds(1));
+    Flush(executor);
+  }
+
   std::unique_ptr<Gpus> gpus_;
   std::unique_ptr<EventLoop> loop_;
   Gpu* gpu_ = nullptr;

@@ -114,6 +114,18 @@ TEST_F(CudaIpcProberTest, RefusedAndAnsweredAfterAll_PairOpens) {
   EXPECT_EQ(prober_->Refusal(kPair), "");
 }
 
+// Otherwise the pair would be refused for good.
+TEST_F(CudaIpcProberTest, ExecutorIsFullWhenTheBackOffEnds_PairIsProbedAgain) {
+  AwaitOpen();
+  EXPECT_TRUE(Reply(Probe().seed, "no").ok());
+  EXPECT_THAT(prober_->Refusal(kPair), HasSubstr("no"));
+  // The first back-off.
+  absl::SleepFor(absl::Milliseconds(1100));
+  WhileFull(*gpu_->executor, [&] { EXPECT_THAT(prober_->Refusal(kPair), HasSubstr("no")); });
+  absl::MutexLock lock(&mu_);
+  EXPECT_EQ(sent_.size(), 2u);
+}
+
 TEST_F(CudaIpcProberTest, ReplyToAProbeThatWasNotSent_IsAnError) {
   EXPECT_TRUE(absl::IsInvalidArgument(Reply(1, "")));
 }

@@ -234,6 +234,20 @@ TEST_F(CudaIpcReceiverTest, Copied_MemoryIsClosedAndReleasedWhileTheCopyIsKept) 
   EXPECT_EQ(end->tensor->data(), destination.data());
 }
 
+// Its owner would wait for it for ever.
+TEST_F(CudaIpcReceiverTest, ViewIsDroppedWhileTheExecutorIsFull_ItIsReleasedBehindItsReader) {
+  const Foreign& memory = MakeForeign();
+  const auto kept = Fetch(1, {&memory}, {true});
+  ASSERT_TRUE(Await(kept).ok()) << Await(kept);
+  cuda::HeldStream held(gpu_->device);
+  ASSERT_TRUE(cuda::AddUse(*kept->tensor, *cuda::ReadyEvent::Record(*gpu_->events, held.get())));
+  WhileFull(*gpu_->executor, [&] { kept->tensor = Tensor(); });
+  EXPECT_THAT(released(), IsEmpty());
+  held.Go();
+  EXPECT_THAT(AwaitReleased(1), ElementsAre(std::pair(1u, 1)));
+  held.Finish();
+}
+
 // The producer has ended: it is told nothing, and nothing of its memory stays mapped.
 TEST_F(CudaIpcReceiverTest, AbortedWhileATensorIsKept_IsClosedBehindIt) {
   const Foreign& memory = MakeForeign();

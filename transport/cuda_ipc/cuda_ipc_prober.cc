@@ -207,7 +207,10 @@ std::string CudaIpcProber::Refusal(const GpuPair& pair) {
   // The refusal stands until the reply, and tensors use another path.
   environment_.gpus->Use(pair.source, [self = shared_from_this(), pair](absl::StatusOr<Gpu*> gpu) {
     if (!gpu.ok()) return;
-    (*gpu)->executor->Post([self, pair, gpu = *gpu] { self->Probe(*gpu, pair); }).IgnoreError();
+    // Not to be lost, or the pair would be refused for good.
+    (*gpu)
+        ->executor->PostAlways([self, pair, gpu = *gpu] { self->Probe(*gpu, pair); })
+        .IgnoreError();
   });
   return refusal;
 }

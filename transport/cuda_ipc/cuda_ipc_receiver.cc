@@ -31,16 +31,20 @@ void ReleaseBehind(cuda::DeviceExecutor& executor, cuda::DeviceBuffer::Uses uses
   auto count = std::make_shared<Count>();
   count->left = uses.size();
   count->release = std::move(release);
-  for (auto& use : uses) {
-    executor
-        .Watch({.event = std::move(use), .what = "a reader of another process's tensor"},
-               [count](absl::Status) {
-                 if (count->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-                   std::move(count->release)();
-                 }
-               })
-        .IgnoreError();
-  }
+  // On its own thread it takes them however many wait.
+  const auto watch = [&executor, uses = std::move(uses), count] {
+    for (const auto& use : uses) {
+      executor
+          .Watch({.event = use, .what = "a reader of another process's tensor"},
+                 [count](absl::Status) {
+                   if (count->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                     std::move(count->release)();
+                   }
+                 })
+          .IgnoreError();
+    }
+  };
+  executor.PostAlways(watch).IgnoreError();
 }
 
 bool MayKeep(const Endpoint& peer) {
