@@ -180,6 +180,48 @@ TEST_F(CudaIpcSenderQueryTest, ControlChannelEnds_TheTransferOfAnIncompleteTenso
   held.Finish();
 }
 
+// The receiver has given it back, and the stream still writes: the memory is nobody else's yet.
+TEST_F(CudaIpcSenderTest, IncompleteTensorIsReleased_TheMemoryIsKept) {
+  Open();
+  AwaitIdleStream();
+  cuda::HeldStream held(gpu_->device);
+  Tensor tensor = NotReady(held);
+  const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
+  const auto end = Expose(2, std::exchange(tensor, Tensor()));
+  Flush(*gpu_->executor);
+  ASSERT_TRUE(end->is_over.HasBeenNotified());
+  ASSERT_TRUE(end->descriptor.ok()) << end->descriptor.status();
+  sender_->Release(2);
+  Flush(*gpu_->executor);
+  EXPECT_FALSE(memory.expired());
+  held.Go();
+  held.Finish();
+  const absl::Time give_up = absl::Now() + kPatience;
+  while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(memory.expired());
+}
+
+TEST_F(CudaIpcSenderTest, IncompleteTensorIsRefusedWhileTheExecutorIsFull_TheMemoryIsKept) {
+  Open();
+  AwaitIdleStream();
+  cuda::HeldStream held(gpu_->device);
+  Tensor tensor = NotReady(held);
+  const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
+  const auto end = Expose(2, std::exchange(tensor, Tensor()));
+  Flush(*gpu_->executor);
+  ASSERT_TRUE(end->is_over.HasBeenNotified());
+  ASSERT_TRUE(end->descriptor.ok()) << end->descriptor.status();
+  WhileFull(*gpu_->executor, [&] {
+    EXPECT_TRUE(sender_->OnControlMessage(EncodeCudaIpcRefused({2, "cannot"})).ok());
+  });
+  EXPECT_FALSE(memory.expired());
+  // The receiver is told.
+  EXPECT_TRUE(Await(CudaIpcMessage::kFailed).has_value());
+  sender_->Release(2);
+  held.Go();
+  held.Finish();
+}
+
 TEST_F(CudaIpcSenderTest, ReleasedTensors_ReturnTheirEvents) {
   Open();
   for (uint64_t id = 2; id < 2 + kManyTimes; ++id) {

@@ -323,6 +323,15 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
       return FinishWhenReady(gpu, pair, std::move(pending));
     }
   }
+  if (!is_ready) {
+    // The receiver may give it back, refuse it or go before its stream has written it.
+    const absl::Status watched =
+        gpu.executor->Watch({.event = ready,
+                             .what = kSentTensor,
+                             .keep = std::make_shared<const Tensor>(pending.tensor)},
+                            [](absl::Status) {});
+    if (!watched.ok()) return std::move(pending.done)(watched);
+  }
   absl::StatusOr<Plan> plan = PlanFor(gpu, pair, pending.tensor);
   if (!plan.ok()) return std::move(pending.done)(plan.status());
   if (plan->pieces.empty()) {
