@@ -35,11 +35,11 @@ class MemoryRegistration {
   //     whichever path, and whether they have been requested or not; in this process, until the
   //     receiver has released the tensor, which is the sender's memory itself;
   //   - receives into the memory (RecvOptions::into);
-  //   - tensors that receivers on this host hold as views of it, and their mappings of what was
-  //   sent
-  //     while it was registered. If the connection to a receiver is lost: until its process has
-  //     unmapped all memory that it received over that connection, or two seconds after the process
-  //     has died;
+  //   - tensors that receivers on this host hold as views of it;
+  //   - these receivers' mappings of what was sent while it was registered. If the connection to
+  //     one is lost: until its process has unmapped all memory that it received over that
+  //     connection, which ends with its last view, or two seconds after the process has
+  //     died;
   //   - registrations of the same allocation that have ended before.
   // It does not wait for tensors that were sent before RegisterMemory, nor for work that the
   // program itself enqueues. While there is a later registration of the same allocation, transfers

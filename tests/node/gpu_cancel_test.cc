@@ -220,6 +220,42 @@ TEST(GpuCancel, TransferInSlicesIsCancelled) {
       });
 }
 
+// Nobody receives it, and the program has let go of it: its stream still writes there.
+TEST(GpuCancel, StepIsAbortedWhileTheStreamWrites_TheMemoryIsNotUsedAgain) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const auto go_on = peer.PauseDetector(stream->get());
+        Tensor tensor = OnGpu(peer, 0);
+        const void* const memory = tensor.data();
+        ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
+        tensor = Tensor();
+        step.Abort(absl::CancelledError("the test"));
+        std::vector<Tensor> others;
+        for (int i = 0; i < 4; ++i) {
+          others.push_back(OnGpu(peer, 0));
+          EXPECT_NE(others.back().data(), memory);
+        }
+        others.clear();
+        go_on();
+        // And then it is.
+        const absl::Time give_up = absl::Now() + kTimeout;
+        bool is_used_again = false;
+        while (!is_used_again && absl::Now() < give_up) {
+          others.push_back(OnGpu(peer, 0));
+          is_used_again = others.back().data() == memory;
+          if (others.size() == 4) others.clear();
+          absl::SleepFor(absl::Milliseconds(1));
+        }
+        EXPECT_TRUE(is_used_again);
+        peer.Meet();
+      },
+      [](GpuPeer& peer) { peer.Meet(); });
+}
+
 // The descriptor of a segment comes once; if it cannot be opened then, that tensor fails, and the
 // next one requests it again.
 TEST(GpuCancel, SegmentThatCouldNotBeOpened_IsRequestedAgain) {
