@@ -52,15 +52,19 @@ class CudaReplay(unittest.TestCase):
                               timeout=PATIENCE_S, env=clean_environment(**variables))
         return done.returncode, done.stdout, done.stderr
 
-    def edited(self, change):
-        """A folder with one record: the lines of a process that opened a device and allocated, after
-        change(lines)."""
-        for path in sorted(glob.glob(os.path.join(self.calls, "*.calls"))):
+    def edited(self, change, needs=""):
+        """A folder with one record: the lines of the first process that opened a device, allocated
+        and has a line that matches `needs`, after change(lines). Not of that with the lowest number:
+        numbers begin again. A process that ends early lacks some calls."""
+        found = []
+        for path in glob.glob(os.path.join(self.calls, "*.calls")):
             with open(path, encoding="utf-8") as file:
                 lines = file.readlines()
-            if any(" cuMemCreate " in line for line in lines) and not any(
+            if any(" cuMemCreate " in line for line in lines) and any(
+                    re.search(needs, line) for line in lines) and not any(
                     " cuMemImport" in line or " cuIpcOpen" in line for line in lines):
-                break
+                found.append((min(int(line.split()[0]) for line in lines if " = " in line), lines))
+        lines = min(found)[1]
         folder = tempfile.mkdtemp(dir=self.folder)
         with open(os.path.join(folder, "1.calls"), "w", encoding="utf-8") as file:
             file.writelines(change(lines))
@@ -78,7 +82,7 @@ class CudaReplay(unittest.TestCase):
                     return lines[:i] + [new] + lines[i + 1:]
             raise AssertionError(f"no line matches {pattern}")
 
-        return self.edited(change), found
+        return self.edited(change, needs=pattern), found
 
     def test_the_same_double_gives_the_same(self):
         status, out, err = self.replay(self.calls)
@@ -157,7 +161,8 @@ class CudaReplay(unittest.TestCase):
                           if " cuMemExportToShareableHandle " in line and " = 0 " in line)
             return lines[:export] + count * [lines[export]] + lines[export + 1:]
 
-        done = subprocess.run([REPLAY, self.edited(change)], capture_output=True, text=True,
+        folder = self.edited(change, needs=" cuMemExportToShareableHandle .* = 0 ")
+        done = subprocess.run([REPLAY, folder], capture_output=True, text=True,
                               timeout=PATIENCE_S, env=clean_environment(),
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
                                                                     (limits["soft"],
@@ -181,7 +186,7 @@ class CudaReplay(unittest.TestCase):
             made = next(i for i, line in enumerate(lines) if " cuCtxGetCurrent " in line)
             return lines[:made] + 50 * [lines[made]] + lines[made + 1:]
 
-        folder = self.edited(change)
+        folder = self.edited(change, needs=" cuCtxGetCurrent ")
         status, out, _ = self.replay(folder, STRICT_CUDA_FAIL="cuCtxGetCurrent:-2")
         self.assertEqual(status, 1, out)
         self.assertRegex(out, r"died of signal 9 in cuCtxGetCurrent of line \d+.* and 4\d more;")
@@ -264,7 +269,7 @@ class CudaReplay(unittest.TestCase):
         self.assertIn("cuDeviceGet: result: recorded 0, replayed 101\n", out)
 
     def test_another_result_is_told_and_what_depends_on_it(self):
-        folder = self.edited(lambda lines: lines)
+        folder = self.edited(lambda lines: lines, needs=" cuMemRelease ")
         status, out, _ = self.replay(folder, STRICT_CUDA_FAIL="cuMemCreate:2")
         self.assertEqual(status, 1, out)
         self.assertRegex(out, r"difference: 1\.calls:\d+ cuMemCreate: result: recorded 0, "
