@@ -283,7 +283,7 @@ constexpr bool EndsSomething(const DriverCall& call) {
   return false;
 }
 
-// What another process has exported.
+// True for a call that opens something that another process has exported.
 constexpr bool OpensSomething(const DriverCall& call) {
   for (size_t i = 0; i < call.count; ++i) {
     const Kind kind = call.arguments[i].kind;
