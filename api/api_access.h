@@ -9,9 +9,9 @@
 #include <ferry/cancellation_token.h>
 #include <ferry/coordinator_client.h>
 #include <ferry/device.h>
+#include <ferry/external_nccl_scope.h>
 #include <ferry/key_watch.h>
 #include <ferry/memory_registration.h>
-#include <ferry/nccl_bracket.h>
 #include <ferry/nccl_communicator.h>
 #include <ferry/request.h>
 #include <ferry/step.h>
@@ -22,8 +22,8 @@
 #include "coord/client/agent.h"
 #include "gpu/communicator/communicator.h"
 #include "gpu/cuda/export_registry.h"
+#include "gpu/external_nccl_scope.h"
 #include "gpu/gpus.h"
-#include "gpu/nccl_bracket.h"
 #include "tensor/tensor.h"
 #include "topology/global_topology.h"
 
@@ -64,7 +64,7 @@ class ApiAccess final {
 
   static std::unique_ptr<MemoryRegistration> Wrap(
       std::unique_ptr<cuda::ExportRegistration> registration);
-  static std::unique_ptr<NcclBracket> Wrap(std::unique_ptr<ferry::NcclBracket> bracket);
+  static std::unique_ptr<ExternalNcclScope> Wrap(std::unique_ptr<ferry::ExternalNcclScope> scope);
   // `gpus` outlives the communicator.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Wrap(
       std::shared_ptr<ferry::NcclCommunicator> communicator, Gpus& gpus);

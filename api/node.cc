@@ -125,13 +125,13 @@ absl::StatusOr<std::unique_ptr<MemoryRegistration>> Node::RegisterMemory(const T
   return ApiAccess::Wrap(std::move(registration));
 }
 
-absl::StatusOr<std::unique_ptr<NcclBracket>> Node::OpenNcclBracket(Device device,
-                                                                   absl::Duration timeout) {
+absl::StatusOr<std::unique_ptr<ExternalNcclScope>> Node::BeginExternalNccl(Device device,
+                                                                           absl::Duration timeout) {
   FERRY_RETURN_IF_ERROR(CheckGpu(device));
   FERRY_ASSIGN_OR_RETURN(Gpus* const gpus, impl_->node->UsableGpus());
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<ferry::NcclBracket> bracket,
-                         ferry::NcclBracket::Open(*gpus, device.index, timeout));
-  return ApiAccess::Wrap(std::move(bracket));
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<ferry::ExternalNcclScope> scope,
+                         ferry::ExternalNcclScope::Begin(*gpus, device.index, timeout));
+  return ApiAccess::Wrap(std::move(scope));
 }
 
 absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {

@@ -19,9 +19,9 @@
 #include <ferry/cancellation_token.h>
 #include <ferry/coordinator_client.h>
 #include <ferry/device.h>
+#include <ferry/external_nccl_scope.h>
 #include <ferry/memory_registration.h>
 #include <ferry/namespace.h>
-#include <ferry/nccl_bracket.h>
 #include <ferry/nccl_communicator.h>
 #include <ferry/step.h>
 #include <ferry/tensor.h>
@@ -173,10 +173,10 @@ class Node {
   //   Errors: INVALID_ARGUMENT the tensor is not in the memory of a GPU; FAILED_PRECONDITION this
   //   process uses no GPUs, or the reason why other processes cannot map the memory.
   absl::StatusOr<std::unique_ptr<MemoryRegistration>> RegisterMemory(const Tensor& tensor);
-  // Call before the program enqueues work of an NCCL of its own on the GPU: see NcclBracket. Blocks
-  // until tensors that move over NCCL there have arrived.
+  // Call before the program enqueues work of an NCCL of its own on the GPU: see ExternalNcclScope.
+  // Blocks until tensors that move over NCCL there have arrived.
   //   Errors: as PrepareGpu; DEADLINE_EXCEEDED naming what was waited for.
-  absl::StatusOr<std::unique_ptr<NcclBracket>> OpenNcclBracket(
+  absl::StatusOr<std::unique_ptr<ExternalNcclScope>> BeginExternalNccl(
       Device device, absl::Duration timeout = absl::Minutes(1));
 
   // Opens a step on this node. The program chooses the ids.

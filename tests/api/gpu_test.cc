@@ -223,11 +223,11 @@ TEST_F(GpuTest, MemoryAndNcclOfTheProgram_AreMadeKnown) {
   ASSERT_TRUE(registration.ok()) << registration.status();
   EXPECT_EQ((*registration)->Release(kLong), absl::OkStatus());
   EXPECT_EQ(node_->RegisterMemory(Filled(1)).status().code(), absl::StatusCode::kInvalidArgument);
-  const auto bracket = node_->OpenNcclBracket(Device::Gpu(0), kLong);
-  ASSERT_TRUE(bracket.ok()) << bracket.status();
-  EXPECT_EQ((*bracket)->Close(nullptr), absl::OkStatus());
-  EXPECT_EQ((*bracket)->Close(nullptr).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(node_->OpenNcclBracket(Device::Host()).status().code(),
+  const auto scope = node_->BeginExternalNccl(Device::Gpu(0), kLong);
+  ASSERT_TRUE(scope.ok()) << scope.status();
+  EXPECT_EQ((*scope)->End(nullptr), absl::OkStatus());
+  EXPECT_EQ((*scope)->End(nullptr).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(node_->BeginExternalNccl(Device::Host()).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gpu/cuda/ready_tensor.h"
-#include "gpu/nccl_bracket.h"
+#include "gpu/external_nccl_scope.h"
 #include "tests/gpu/cuda_fixture.h"
 
 namespace ferry {
@@ -385,8 +385,8 @@ int ImplicitSyncBreaches() {
       "implicit-sync-in-flight");
 }
 
-// The reason for brackets: Ferry does not know of the program's NCCL, and allocates beside it.
-TEST_F(GpusTest, WithoutABracket_ADriverAllocationRunsBesideAProgramsNccl) {
+// The reason for the scope: Ferry does not know of the program's NCCL, and allocates beside it.
+TEST_F(GpusTest, OutsideAnExternalNcclScope_ADriverAllocationRunsBesideAProgramsNccl) {
   NEEDS_THE_DOUBLE("reports it");
   const std::unique_ptr<Gpus> gpus = Make();
   OwnNccl nccl(**gpus->Get(0));
@@ -399,7 +399,7 @@ TEST_F(GpusTest, WithoutABracket_ADriverAllocationRunsBesideAProgramsNccl) {
   reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_breaches"))();
 }
 
-TEST_F(GpusTest, InABracket_NothingSynchronisesUntilTheProgramsNcclHasCompleted) {
+TEST_F(GpusTest, InAnExternalNcclScope_NothingSynchronisesUntilTheProgramsNcclHasCompleted) {
   NEEDS_THE_DOUBLE("reports violations");
   options_.arena.timeout = absl::Milliseconds(50);
   options_.arena.reserve_bytes = size_t{8} << 20;
@@ -409,19 +409,19 @@ TEST_F(GpusTest, InABracket_NothingSynchronisesUntilTheProgramsNcclHasCompleted)
   const auto more = [&gpus] {
     return gpus->Allocate(0, DataType::kUint8, *Shape::Create({int64_t{64} << 20})).status();
   };
-  absl::StatusOr<std::unique_ptr<NcclBracket>> bracket =
-      NcclBracket::Open(*gpus, 0, absl::Seconds(10));
-  ASSERT_OK(bracket.status());
+  absl::StatusOr<std::unique_ptr<ExternalNcclScope>> scope =
+      ExternalNcclScope::Begin(*gpus, 0, absl::Seconds(10));
+  ASSERT_OK(scope.status());
   EXPECT_TRUE(gpus->nccl_arbiter(0)->has_turn());
   EXPECT_FALSE(gpus->nccl_arbiter(0)->TryResume()) << "keyed transfers continue";
   const int before = ImplicitSyncs();
-  // Open, and nothing is enqueued yet.
+  // Begun, and nothing is enqueued yet.
   EXPECT_EQ(more().code(), absl::StatusCode::kDeadlineExceeded);
   nccl.Launch();
-  EXPECT_OK((*bracket)->Close(nccl.stream()));
-  EXPECT_EQ((*bracket)->Close(nccl.stream()).code(), absl::StatusCode::kFailedPrecondition);
-  bracket->reset();
-  // Closed, and the kernel runs.
+  EXPECT_OK((*scope)->End(nccl.stream()));
+  EXPECT_EQ((*scope)->End(nccl.stream()).code(), absl::StatusCode::kFailedPrecondition);
+  scope->reset();
+  // Ended, and the kernel runs.
   const absl::Status late = more();
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(late.message(), HasSubstr("1 pieces of NCCL's work were in flight"));
@@ -434,17 +434,17 @@ TEST_F(GpusTest, InABracket_NothingSynchronisesUntilTheProgramsNcclHasCompleted)
   EXPECT_OK(more());
 }
 
-TEST_F(GpusTest, BracketThatIsNotClosedEndsWithItsObject) {
+TEST_F(GpusTest, ExternalNcclScopeThatIsNotEnded_EndsWithItsObject) {
   const std::unique_ptr<Gpus> gpus = Make();
   {
-    const auto bracket = NcclBracket::Open(*gpus, 0, absl::Seconds(10));
-    ASSERT_OK(bracket.status());
-    const auto another = NcclBracket::Open(*gpus, 0, absl::Seconds(10));
+    const auto scope = ExternalNcclScope::Begin(*gpus, 0, absl::Seconds(10));
+    ASSERT_OK(scope.status());
+    const auto another = ExternalNcclScope::Begin(*gpus, 0, absl::Seconds(10));
     ASSERT_OK(another.status());
     EXPECT_EQ(gpus->gate()->work_count(), 2);
   }
   EXPECT_EQ(gpus->gate()->work_count(), 0);
-  EXPECT_EQ(NcclBracket::Open(*gpus, 99, absl::Seconds(10)).status().code(),
+  EXPECT_EQ(ExternalNcclScope::Begin(*gpus, 99, absl::Seconds(10)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

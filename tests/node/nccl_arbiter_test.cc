@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "gpu/nccl_bracket.h"
+#include "gpu/external_nccl_scope.h"
 #include "tests/node/gpu_patterns.h"
 
 namespace ferry {
@@ -188,8 +188,8 @@ TEST(NcclArbiter, TransferThatACollectiveWaitsFor_TakesAnotherPath) {
       });
 }
 
-// In place of a sum by Ferry's communicator: work of an NCCL of the program's own, in a bracket.
-TEST(NcclArbiter, TransferBesideABracket_TakesAnotherPath) {
+// In place of a sum by Ferry's communicator: external NCCL work, in its scope.
+TEST(NcclArbiter, TransferDuringExternalNccl_TakesAnotherPath) {
   NEEDS_TWO_GPUS();
   GpuPairOptions options = Apart();
   // The other path is by the host, and pinning memory would synchronize the device.
@@ -210,11 +210,11 @@ TEST(NcclArbiter, TransferBesideABracket_TakesAnotherPath) {
         };
         send(0);
         peer.Meet();
-        auto bracket = NcclBracket::Open(peer.gpus(), 0, kTimeout);
-        ASSERT_TRUE(bracket.ok()) << bracket.status();
+        auto scope = ExternalNcclScope::Begin(peer.gpus(), 0, kTimeout);
+        ASSERT_TRUE(scope.ok()) << scope.status();
         const auto own = peer.NewStream(0);
         const auto end = peer.PauseDetector(own->get());
-        ASSERT_TRUE((*bracket)->Close(own->get()).ok());
+        ASSERT_TRUE((*scope)->End(own->get()).ok());
         send(1);
         peer.Meet();
         end();
@@ -234,16 +234,16 @@ TEST(NcclArbiter, TransferBesideABracket_TakesAnotherPath) {
       });
 }
 
-// The process leaves GPU memory to its exit, and does not wait for the bracket.
-TEST(NcclArbiter, BracketThatNeverEnds_TheProcessDoes) {
+// The process leaves GPU memory to its exit, and does not wait for the scope.
+TEST(NcclArbiter, ExternalNcclScopeThatNeverEnds_TheProcessDoes) {
   GpuPairOptions options;
   options.transfer.gpus.arena.timeout = absl::Milliseconds(200);
   RunGpuPair(
       options,
       [](GpuPeer& peer) {
-        auto bracket = NcclBracket::Open(peer.gpus(), 0, kTimeout);
-        ASSERT_TRUE(bracket.ok()) << bracket.status();
-        bracket->release();
+        auto scope = ExternalNcclScope::Begin(peer.gpus(), 0, kTimeout);
+        ASSERT_TRUE(scope.ok()) << scope.status();
+        scope->release();
         EXPECT_EQ(peer.gpus()
                       .Allocate(0, DataType::kUint8, *Shape::Create({int64_t{256} << 20}))
                       .status()

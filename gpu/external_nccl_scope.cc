@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclBracket: a program's turn that ends with an event.
-#include "gpu/nccl_bracket.h"
+// ExternalNcclScope: a program's turn that ends with an event.
+#include "gpu/external_nccl_scope.h"
 
 #include <utility>
 
@@ -11,18 +11,18 @@
 
 namespace ferry {
 
-absl::StatusOr<std::unique_ptr<NcclBracket>> NcclBracket::Open(Gpus& gpus, int ordinal,
-                                                               absl::Duration timeout) {
+absl::StatusOr<std::unique_ptr<ExternalNcclScope>> ExternalNcclScope::Begin(
+    Gpus& gpus, int ordinal, absl::Duration timeout) {
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, gpus.Get(ordinal));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<NcclTurn> turn,
                          NcclTurn::Take(gpus.nccl_arbiter(ordinal), gpus.gate(), timeout));
-  return absl::WrapUnique(new NcclBracket(*gpu, std::move(turn)));
+  return absl::WrapUnique(new ExternalNcclScope(*gpu, std::move(turn)));
 }
 
-absl::Status NcclBracket::Close(cuda::Stream stream) {
+absl::Status ExternalNcclScope::End(cuda::Stream stream) {
   std::shared_ptr<NcclTurn> turn = std::exchange(turn_, nullptr);
   if (turn == nullptr) {
-    return absl::FailedPreconditionError("the bracket of NCCL work is closed already");
+    return absl::FailedPreconditionError("the scope of external NCCL work has ended already");
   }
   const cuda::ScopedCurrent current(*gpu_.device);
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> passed,
