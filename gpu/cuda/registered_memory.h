@@ -19,7 +19,7 @@ namespace ferry::cuda {
 
 class RegisteredMemory;
 
-// Lends registered memory to a peer.
+// Exposes registered memory to a peer, which may have it mapped.
 class RegistrationListener {
  public:
   virtual ~RegistrationListener() = default;
@@ -29,7 +29,7 @@ class RegistrationListener {
 };
 
 // A registered tensor, which keeps its allocation. Shared by the registration and all who use the
-// memory: tensors that are sent or received, and loans to peers. Thread-safe.
+// memory: tensors that are sent or received, and mappings by peers. Thread-safe.
 class RegisteredMemory final : public std::enable_shared_from_this<RegisteredMemory> {
  public:
   //   forget: called when the last reference has been released, before the tensor is dropped.

@@ -180,7 +180,7 @@ TEST(GpuRegistration, FreedBehindASendThatIsReceivedLate) {
   }
 }
 
-// The loan of a receiver that keeps its view for long.
+// The mapping of a receiver that keeps its view for long.
 TEST(GpuRegistration, FreedBehindASlowReceiversView) {
   RunGpuPair(
       {},

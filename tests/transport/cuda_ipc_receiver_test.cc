@@ -45,7 +45,7 @@ class CudaIpcReceiverTest : public CudaIpcTest {
     Finish();
   }
 
-  // Memory of the peer's that it owns for no longer than it lends it. An allocation of its own.
+  // Memory of the peer's that it keeps no longer than the transfer. An allocation of its own.
   struct Foreign {
     std::shared_ptr<cuda::GpuArena> arena;
     std::shared_ptr<cuda::DeviceBuffer> buffer;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sender whose peer answers probes: what it lends, it gets back on each path.
+// A sender whose peer answers probes: memory that the peer had is released on each path.
 #include "transport/cuda_ipc/cuda_ipc_sender.h"
 
 #include <fcntl.h>
@@ -288,11 +288,11 @@ TEST_F(CudaIpcSenderTest, SlicesThatCannotBeAnnounced_ReturnTheirEventsAndSlots)
 }
 
 // Memory of the program, which it registers.
-class CudaIpcLoanTest : public CudaIpcSenderTest {
+class CudaIpcRemoteMappingsTest : public CudaIpcSenderTest {
  protected:
   static constexpr size_t kBytes = size_t{2} << 20;
 
-  CudaIpcLoanTest() {
+  CudaIpcRemoteMappingsTest() {
     const cuda::ScopedCurrent current(*gpu_->device);
     EXPECT_EQ(gpu_->device->table().memory_alloc(&memory_, kBytes), cuda::kSuccess);
     is_dropped_ = std::make_shared<absl::Notification>();
@@ -302,7 +302,7 @@ class CudaIpcLoanTest : public CudaIpcSenderTest {
                                           [is_dropped = is_dropped_] { is_dropped->Notify(); },
                                           {MemorySpace::kCuda, 0})));
   }
-  ~CudaIpcLoanTest() override {
+  ~CudaIpcRemoteMappingsTest() override {
     const cuda::ScopedCurrent current(*gpu_->device);
     EXPECT_EQ(gpu_->device->table().memory_free(memory_), cuda::kSuccess);
   }
@@ -361,7 +361,7 @@ class CudaIpcLoanTest : public CudaIpcSenderTest {
   std::unique_ptr<cuda::ExportRegistration> registration_;
 };
 
-TEST_F(CudaIpcLoanTest, PeerOfAnEarlierRelease_ClosesItForEachTransfer) {
+TEST_F(CudaIpcRemoteMappingsTest, PeerOfAnEarlierRelease_ClosesItForEachTransfer) {
   TalkTo("");
   EXPECT_FALSE(Send(2).may_stay_open);
   sender_->Release(2);
@@ -370,18 +370,18 @@ TEST_F(CudaIpcLoanTest, PeerOfAnEarlierRelease_ClosesItForEachTransfer) {
   EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 0);
 }
 
-TEST_F(CudaIpcLoanTest, UnregisteredMemory_IsAskedForBehindItsLastTransfer) {
+TEST_F(CudaIpcRemoteMappingsTest, UnregisteredMemory_IsReclaimedBehindItsLastTransfer) {
   TalkTo(EncodeCudaIpcPeer());
   const CudaIpcPiece piece = Send(2);
   EXPECT_TRUE(piece.may_stay_open);
   EXPECT_TRUE(Send(3).may_stay_open);
   sender_->Release(2);
-  // Nothing was asked for.
+  // The peer was not asked to close anything.
   const std::string closed = EncodeCudaIpcReclaimed({{0, 0}, piece.memory.buffer_id});
   EXPECT_EQ(sender_->OnControlMessage(closed).code(), absl::StatusCode::kInvalidArgument);
   registration_.reset();
   EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 0);
-  // Not lent any more.
+  // Does not stay mapped any more.
   EXPECT_FALSE(Send(4).may_stay_open);
   sender_->Release(3);
   const auto asked = Await(CudaIpcMessage::kReclaim);
@@ -396,7 +396,7 @@ TEST_F(CudaIpcLoanTest, UnregisteredMemory_IsAskedForBehindItsLastTransfer) {
 }
 
 // The peer may read it for a little longer, and cannot say when it has closed it.
-TEST_F(CudaIpcLoanTest, ControlChannelEnds_ItIsDroppedAfterAWhile) {
+TEST_F(CudaIpcRemoteMappingsTest, ControlChannelEnds_ItIsDroppedAfterAWhile) {
   TalkTo(EncodeCudaIpcPeer());
   Send(2);
   sender_->Release(2);
@@ -456,7 +456,7 @@ TEST_F(CudaIpcLoanTest, PeerThatHasClosedAll_IsGivenNoMoreTime) {
 }
 
 // It could not say that it has closed the memory, if its control channel ends before.
-TEST_F(CudaIpcLoanTest, PeerWithoutLifelines_IsLentNothing) {
+TEST_F(CudaIpcRemoteMappingsTest, PeerWithoutLifelines_KeepsNothingMapped) {
   TalkTo(std::string(1, '\x01'));
   EXPECT_FALSE(Send(2).may_stay_open);
   sender_->Release(2);
@@ -465,7 +465,7 @@ TEST_F(CudaIpcLoanTest, PeerWithoutLifelines_IsLentNothing) {
 }
 
 // One for each peer that ever came would be kept otherwise.
-TEST_F(CudaIpcLoanTest, ListenersOfPeersThatHaveGone_AreForgotten) {
+TEST_F(CudaIpcRemoteMappingsTest, ListenersOfPeersThatHaveGone_AreForgotten) {
   uint64_t id = 2;
   std::shared_ptr<const cuda::RegisteredMemory> memory;
   for (int i = 0; i < 5; ++i) {
@@ -473,7 +473,7 @@ TEST_F(CudaIpcLoanTest, ListenersOfPeersThatHaveGone_AreForgotten) {
     const CudaIpcPiece piece = Send(id);
     memory = gpus_->exports()->Find(piece.memory.buffer_id);
     ASSERT_NE(memory, nullptr);
-    // Not a second time for another transfer, or after it was asked for and registered again.
+    // Not a second time for another transfer, or after it was reclaimed and registered again.
     Send(id + 1);
     sender_->Release(id++);
     sender_->Release(id++);
@@ -485,7 +485,7 @@ TEST_F(CudaIpcLoanTest, ListenersOfPeersThatHaveGone_AreForgotten) {
 }
 
 // The program's kernel never ends, the peer refuses the memory, and goes: nothing waits for it.
-TEST_F(CudaIpcLoanTest, RefusedTensorThatNobodyWants_IsLetGoOf) {
+TEST_F(CudaIpcRemoteMappingsTest, RefusedTensorThatNobodyWants_IsLetGoOf) {
   TalkTo(EncodeCudaIpcPeer());
   AwaitIdleStream();
   cuda::HeldStream held(gpu_->device);

@@ -23,10 +23,10 @@ using State = PeerLifeline::State;
 TEST(PeerLifelineTest, HeldUntilTheLastMappingIsClosed) {
   auto made = PeerLifeline::Make();
   ASSERT_TRUE(made.ok()) << made.status();
-  auto lent = std::make_shared<LentLifelines>();
-  lent->Add(std::move(made->to_send));
-  std::shared_ptr<const void> mapping = lent;
-  lent = nullptr;
+  auto received = std::make_shared<ReceivedLifelines>();
+  received->Add(std::move(made->to_send));
+  std::shared_ptr<const void> mapping = received;
+  received = nullptr;
   EXPECT_EQ(made->line.Look(), State::kHeld);
   mapping = nullptr;
   EXPECT_EQ(made->line.Look(), State::kClosed);
@@ -35,18 +35,18 @@ TEST(PeerLifelineTest, HeldUntilTheLastMappingIsClosed) {
 
 // A peer that is probed again and again, or floods this process with probes.
 TEST(PeerLifelineTest, OneEndIsKeptOfMany) {
-  auto lent = std::make_unique<LentLifelines>();
+  auto received = std::make_unique<ReceivedLifelines>();
   std::vector<PeerLifeline> lines;
   for (int i = 0; i < 3; ++i) {
     auto made = PeerLifeline::Make();
     ASSERT_TRUE(made.ok()) << made.status();
-    lent->Add(std::move(made->to_send));
+    received->Add(std::move(made->to_send));
     lines.push_back(std::move(made->line));
   }
   EXPECT_EQ(lines[0].Look(), State::kHeld);
   EXPECT_EQ(lines[1].Look(), State::kDied);
   EXPECT_EQ(lines[2].Look(), State::kDied);
-  lent = nullptr;
+  received = nullptr;
   EXPECT_EQ(lines[0].Look(), State::kClosed);
 }
 

@@ -132,7 +132,7 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   const ClosePeer close_peer_;
   const std::shared_ptr<GpuLink> link_;
   // Also kept by the mappings, which may outlive this.
-  const std::shared_ptr<LentLifelines> lifelines_ = std::make_shared<LentLifelines>();
+  const std::shared_ptr<ReceivedLifelines> lifelines_ = std::make_shared<ReceivedLifelines>();
   ControlMessageSender control_channel_;
 
   absl::Mutex mu_;

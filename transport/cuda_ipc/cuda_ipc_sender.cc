@@ -28,7 +28,7 @@ uint64_t RefusedId(const cuda::IpcDescriptor& memory) {
   return memory.pool_id != 0 ? memory.pool_id : memory.buffer_id;
 }
 
-bool MayBorrow(const Endpoint& peer) {
+bool MayKeepRegistered(const Endpoint& peer) {
   const TransportDescription* const found = peer.FindTransport(kCudaIpcName);
   return found != nullptr && HoldsLifelines(found->descriptor);
 }
@@ -47,19 +47,19 @@ CudaIpcSender::CudaIpcSender(TransportEnvironment environment, const Endpoint& p
       segments_(std::make_shared<CudaIpcSegments>()),
       prober_(std::make_shared<CudaIpcProber>(environment_, peer, segments_)),
       slices_(std::make_shared<CudaIpcSliceSender>(prober_, segments_)),
-      loans_(std::make_shared<CudaIpcLoans>(environment_.gpus != nullptr
-                                                ? environment_.gpus->exports()
-                                                : std::make_shared<cuda::ExportRegistry>(),
-                                            Describe(peer.peer))),
+      remote_mappings_(std::make_shared<CudaIpcRemoteMappings>(
+          environment_.gpus != nullptr ? environment_.gpus->exports()
+                                       : std::make_shared<cuda::ExportRegistry>(),
+          Describe(peer.peer))),
       peer_may_keep_(MayKeep(peer)),
-      peer_may_borrow_(MayBorrow(peer)) {}
+      peer_may_keep_registered_(MayKeepRegistered(peer)) {}
 
 CudaIpcSender::~CudaIpcSender() = default;
 
 void CudaIpcSender::SetControlChannel(ControlMessageSender channel) {
   prober_->SetControlChannel(channel);
   slices_->SetControlChannel(channel);
-  loans_->SetControlChannel(channel);
+  remote_mappings_->SetControlChannel(channel);
   control_channel_ = std::move(channel);
 }
 
@@ -80,7 +80,7 @@ absl::Status CudaIpcSender::OnControlMessage(absl::string_view body) {
     }
     case CudaIpcMessage::kReclaimed: {
       FERRY_ASSIGN_OR_RETURN(const CudaIpcReclaim reclaimed, DecodeCudaIpcReclaim(body));
-      return loans_->OnReclaimed(reclaimed);
+      return remote_mappings_->OnReclaimed(reclaimed);
     }
     case CudaIpcMessage::kRefused: {
       FERRY_ASSIGN_OR_RETURN(const CudaIpcRefused refused, DecodeCudaIpcRefused(body));
@@ -252,11 +252,12 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
     CudaIpcPiece piece = {.memory = each.descriptor, .has_fd = each.fd.valid()};
     if (each.fd.valid()) plan.descriptors.push_back(std::move(each.fd));
     if (!peer_may_keep_) piece.memory.pool_id = 0;
-    if (peer_may_borrow_ && environment_.gpus->exports()->IsKnown(piece.memory.buffer_id)) {
-      // Not lent if the program wants it back: then it is closed before the ACK.
-      auto lent = loans_->Lend(pair, piece.memory.buffer_id);
-      piece.may_stay_open = lent != nullptr;
-      if (lent != nullptr) plan.lent.push_back(std::move(lent));
+    if (peer_may_keep_registered_ &&
+        environment_.gpus->exports()->IsKnown(piece.memory.buffer_id)) {
+      // Null if the program wants it back: then the peer closes it before the ACK.
+      auto mapping = remote_mappings_->Acquire(pair, piece.memory.buffer_id);
+      piece.may_stay_open = mapping != nullptr;
+      if (mapping != nullptr) plan.remote_mappings.push_back(std::move(mapping));
     } else {
       // The driver keeps physical memory while it is mapped anywhere, even if its owner frees it.
       piece.may_stay_open = peer_may_keep_ && piece.memory.export_by == cuda::ExportBy::kPosixFd;
@@ -365,7 +366,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
                                            .ready = descriptor.ready,
                                            .pieces = std::move(descriptor.pieces),
                                            .descriptors = std::move(plan->descriptors),
-                                           .lent = std::move(plan->lent)});
+                                           .remote_mappings = std::move(plan->remote_mappings)});
     }
   }
   if (!wanted.ok()) {
@@ -408,7 +409,7 @@ absl::Status CudaIpcSender::CheckWantedLocked(uint64_t id) const {
 void CudaIpcSender::Abort(const absl::Status& why) {
   struct Left {
     OfferedById exposed;
-    std::vector<std::shared_ptr<const void>> lent;
+    std::vector<std::shared_ptr<const void>> remote_mappings;
   };
   auto left = std::make_shared<Left>();
   {
@@ -419,9 +420,9 @@ void CudaIpcSender::Abort(const absl::Status& why) {
   }
   slices_->Abort(*grace_);
   segments_->Abort(*grace_);
-  left->lent = loans_->Abort();
+  left->remote_mappings = remote_mappings_->Abort();
   prober_->Abort(why, *grace_);
-  if (left->exposed.empty() && left->lent.empty()) return;
+  if (left->exposed.empty() && left->remote_mappings.empty()) return;
   std::vector<PeerLifeline> lines = prober_->TakeLifelines();
   if (lines.empty()) return grace_->Keep([left = std::move(left)] {});
   // A peer that has merely lost its connection has it mapped, and may be reading.

@@ -16,9 +16,9 @@
 
 #include "gpu/cuda/interprocess_events.h"
 #include "gpu/gpus.h"
-#include "transport/cuda_ipc/cuda_ipc_loans.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
 #include "transport/cuda_ipc/cuda_ipc_prober.h"
+#include "transport/cuda_ipc/cuda_ipc_remote_mappings.h"
 #include "transport/cuda_ipc/cuda_ipc_segments.h"
 #include "transport/cuda_ipc/cuda_ipc_slice_sender.h"
 #include "transport/cuda_ipc/deferred_release_queue.h"
@@ -71,15 +71,15 @@ class CudaIpcSender final : public TransportSender,
     std::vector<CudaIpcPiece> pieces;
     // File descriptors of the transfer descriptor being sent.
     std::vector<UniqueFd> descriptors;
-    // Loans of registered memory.
-    std::vector<std::shared_ptr<const void>> lent;
+    // Keep registered memory, which the peer may leave mapped behind the transfer.
+    std::vector<std::shared_ptr<const void>> remote_mappings;
   };
   using OfferedById = absl::flat_hash_map<uint64_t, Exposed>;
   // How a tensor is exposed; no pieces: it is staged, for the reason in `why_staged`.
   struct Plan {
     std::vector<CudaIpcPiece> pieces;
     std::vector<UniqueFd> descriptors;
-    std::vector<std::shared_ptr<const void>> lent;
+    std::vector<std::shared_ptr<const void>> remote_mappings;
     std::string why_staged;
   };
 
@@ -120,11 +120,11 @@ class CudaIpcSender final : public TransportSender,
   const std::shared_ptr<CudaIpcSegments> segments_;
   const std::shared_ptr<CudaIpcProber> prober_;
   const std::shared_ptr<CudaIpcSliceSender> slices_;
-  const std::shared_ptr<CudaIpcLoans> loans_;
+  const std::shared_ptr<CudaIpcRemoteMappings> remote_mappings_;
   // The peer handles memory that may stay open.
   const bool peer_may_keep_;
-  // It says when it has closed what is lent to it, or that it has died.
-  const bool peer_may_borrow_;
+  // It also reports when it has closed registered memory, and its death is noticed.
+  const bool peer_may_keep_registered_;
   ControlMessageSender control_channel_;
 
   mutable absl::Mutex mu_;

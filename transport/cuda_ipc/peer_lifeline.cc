@@ -37,14 +37,14 @@ PeerLifeline::State PeerLifeline::Look() {
   return state_;
 }
 
-LentLifelines::~LentLifelines() {
+ReceivedLifelines::~ReceivedLifelines() {
   absl::MutexLock lock(&mu_);
   if (!end_.valid()) return;
   // The owner may be gone.
   [[maybe_unused]] const ssize_t sent = send(end_.get(), "c", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void LentLifelines::Add(UniqueFd end) {
+void ReceivedLifelines::Add(UniqueFd end) {
   absl::MutexLock lock(&mu_);
   if (!end_.valid()) end_ = std::move(end);
 }

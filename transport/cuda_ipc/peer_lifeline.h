@@ -15,7 +15,7 @@
 namespace ferry {
 
 // The owner of memory makes a pair of sockets, keeps one, and sends the other to the process that
-// maps the memory. That one keeps it in LentLifelines, until it has nothing mapped any more: it
+// maps the memory. That one keeps it in ReceivedLifelines, until it has nothing mapped any more: it
 // then writes to it and closes it. If it dies before, the kernel closes it. A control channel tells
 // less: it may close while both processes live, and one of them still reads. Pids tell less too:
 // they are reused, and mean nothing in another container.
@@ -55,14 +55,14 @@ struct PeerLifeline::Made {
 
 // The peer's end, while anything of its memory is mapped: shared by what keeps it mapped.
 // Thread-safe.
-class LentLifelines final {
+class ReceivedLifelines final {
  public:
-  LentLifelines() = default;
+  ReceivedLifelines() = default;
   // Tells the owner that everything is closed.
-  ~LentLifelines();
+  ~ReceivedLifelines();
 
-  LentLifelines(const LentLifelines&) = delete;
-  LentLifelines& operator=(const LentLifelines&) = delete;
+  ReceivedLifelines(const ReceivedLifelines&) = delete;
+  ReceivedLifelines& operator=(const ReceivedLifelines&) = delete;
 
   // Keeps the first one, which tells all that the owner needs. The others are closed: a peer that
   // sends one with each probe takes one descriptor.
