@@ -20,21 +20,21 @@ namespace {
 constexpr absl::Duration kLook = absl::Milliseconds(1);
 // Assumed size of a communicator whose memory use cannot be measured.
 constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
-// Maximum time to wait for another rank to report whether it ends one.
+// Maximum time to wait for another rank to decide whether it evicts one.
 constexpr absl::Duration kLeavingTimeout = absl::Seconds(2);
 // Maximum time to wait for NCCL to end one whose memory is needed.
 constexpr absl::Duration kEndTimeout = absl::Seconds(2);
 
 }  // namespace
 
-CommunicatorCache::CommunicatorCache(RefcountStore& refcount_store, uint64_t budget_bytes,
+CommunicatorCache::CommunicatorCache(UseRecordStore& use_record_store, uint64_t budget_bytes,
                                      std::function<uint64_t(int ordinal)> free_bytes)
-    : refcount_store_(refcount_store),
+    : use_record_store_(use_record_store),
       budget_bytes_(budget_bytes),
       free_bytes_(std::move(free_bytes)) {}
 
-CommunicatorRefcount CommunicatorCache::RefcountOf(const CommunicatorKey& key, int rank) {
-  return CommunicatorRefcount(key, rank, refcount_store_, SteadyClock(), [this, &key] {
+CommunicatorUseRecord CommunicatorCache::UseRecordOf(const CommunicatorKey& key, int rank) {
+  return CommunicatorUseRecord(key, rank, use_record_store_, SteadyClock(), [this, &key] {
     absl::SleepFor(kLook);
     return CheckAlive(key);
   });
@@ -125,7 +125,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
       is_used = !found->second.is_idle;
     }
   }
-  CommunicatorRefcount lease = RefcountOf(key, rank);
+  CommunicatorUseRecord use_record = UseRecordOf(key, rank);
   if (known == nullptr && budget_bytes_ > 0) {
     uint64_t usual = 0;
     {
@@ -138,7 +138,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
   }
   // It may have been invalidated on all ranks since: another rank has ended or evicted it.
   FERRY_ASSIGN_OR_RETURN(const uint32_t generation,
-                         is_used ? lease.Generation() : lease.Begin(deadline));
+                         is_used ? use_record.Generation() : use_record.Begin(deadline));
   if (known != nullptr) {
     if (known->get() != nullptr && generation <= known->generation() && known->Check().ok()) {
       if (handle != nullptr) return handle;
@@ -153,7 +153,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
   const uint64_t free_before = free_bytes_(ordinal);
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = make();
   if (!made.ok()) {
-    lease.End().IgnoreError();
+    use_record.End().IgnoreError();
     return made;
   }
   const uint64_t free_after = free_bytes_(ordinal);
@@ -182,10 +182,10 @@ void CommunicatorCache::OnLastReference(const std::string& name, uint64_t handle
     }
   }
   if (!entry.has_value()) return Exit(name);
-  CommunicatorRefcount lease = RefcountOf(entry->key, entry->rank);
+  CommunicatorUseRecord use_record = UseRecordOf(entry->key, entry->rank);
   can_be_kept = can_be_kept && communicator->CheckReusable().ok();
   // If the store cannot be reached, the other ranks could never end it.
-  if (lease.End().ok() && can_be_kept) {
+  if (use_record.End().ok() && can_be_kept) {
     communicator->Listen([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->ScheduleSweep();
     });
@@ -250,7 +250,7 @@ void CommunicatorCache::MakeRoom(int ordinal, uint64_t bytes) {
       entered_.insert(name);
     }
     tried.insert(name);
-    const absl::StatusOr<bool> is_over = RefcountOf(oldest->key, oldest->rank)
+    const absl::StatusOr<bool> is_over = UseRecordOf(oldest->key, oldest->rank)
                                              .TryEndForAll(oldest->communicator->generation(),
                                                            SteadyClock().Now() + kLeavingTimeout);
     oldest.reset();

@@ -21,7 +21,7 @@
 
 #include "base/thread_group.h"
 #include "gpu/communicator/communicator.h"
-#include "gpu/communicator/communicator_refcount.h"
+#include "gpu/communicator/communicator_use_record.h"
 
 namespace ferry {
 
@@ -30,13 +30,13 @@ namespace ferry {
 // CollectiveCommunicators. Callers that name the same devices share a communicator while any of
 // them holds it. When the last has released it, it is cached if no operation is in flight on it,
 // and otherwise aborted, which invalidates it on all ranks. Beyond the budget the least recently
-// used are evicted, unless another rank uses them (CommunicatorRefcount). Thread-safe.
+// used are evicted, unless another rank uses them (CommunicatorUseRecord). Thread-safe.
 class CommunicatorCache final : public std::enable_shared_from_this<CommunicatorCache> {
  public:
   //   budget_bytes: per GPU. Communicators in use count, but are never evicted. 0: none are cached.
   //   free_bytes: returns the free memory of a GPU, by its ordinal; 0: unknown.
-  //   refcount_store: outlives this until Stop.
-  CommunicatorCache(RefcountStore& refcount_store, uint64_t budget_bytes,
+  //   use_record_store: outlives this until Stop.
+  CommunicatorCache(UseRecordStore& use_record_store, uint64_t budget_bytes,
                     std::function<uint64_t(int ordinal)> free_bytes);
   // Ends idle communicators; those in use end when they are released. Blocks.
   //   Errors: UNAVAILABLE: one has not ended within `timeout`; the objects that it uses, and this
@@ -73,7 +73,7 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
 
   absl::Status Enter(const std::string& name, absl::Duration timeout);
   void Exit(const std::string& name);
-  CommunicatorRefcount RefcountOf(const CommunicatorKey& key, int rank);
+  CommunicatorUseRecord UseRecordOf(const CommunicatorKey& key, int rank);
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> AcquireEntered(
       const std::string& name, const CommunicatorKey& key, int rank, int ordinal,
       absl::Time deadline, Make make, std::shared_ptr<NcclCommunicator>& handle);
@@ -94,7 +94,7 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   // Ends idle communicators that have become invalid.
   void Sweep();
 
-  RefcountStore& refcount_store_;
+  UseRecordStore& use_record_store_;
   const uint64_t budget_bytes_;
   const std::function<uint64_t(int)> free_bytes_;
   ThreadGroup threads_;

@@ -9,7 +9,7 @@
 
 #include "base/status_macros.h"
 #include "node/agent_bootstrap_store.h"
-#include "node/agent_refcount_store.h"
+#include "node/agent_use_record_store.h"
 
 namespace ferry {
 namespace {
@@ -31,9 +31,9 @@ NodeCommunicators::NodeCommunicators(coord::Agent& agent, PeerDirectory& peers,
       topology_(topology),
       discovery_(discovery),
       abort_timeout_(options.abort_timeout),
-      registry_(std::make_unique<AgentRefcountStore>(agent)),
+      use_record_store_(std::make_unique<AgentUseRecordStore>(agent)),
       cache_(std::make_shared<CommunicatorCache>(
-          *registry_, options.budget_bytes, [&engine](int ordinal) -> uint64_t {
+          *use_record_store_, options.budget_bytes, [&engine](int ordinal) -> uint64_t {
             if (engine.gpus() == nullptr) return 0;
             const absl::StatusOr<Gpu*> gpu = engine.gpus()->Get(ordinal);
             return gpu.ok() ? FreeBytesBesideArena(**gpu) : 0;
@@ -115,7 +115,7 @@ void NodeCommunicators::Forget(const LostPeer& lost) {
 
 absl::Status NodeCommunicators::Stop() {
   absl::Status ended = cache_->Stop(abort_timeout_);
-  if (!ended.ok()) (void)registry_.release();
+  if (!ended.ok()) (void)use_record_store_.release();
   return ended;
 }
 

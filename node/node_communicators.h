@@ -14,7 +14,7 @@
 
 #include "coord/client/agent.h"
 #include "gpu/communicator/communicator.h"
-#include "gpu/communicator/communicator_refcount.h"
+#include "gpu/communicator/communicator_use_record.h"
 #include "gpu/discovery.h"
 #include "node/communicator_cache.h"
 #include "node/peer_directory.h"
@@ -66,7 +66,7 @@ class NodeCommunicators final {
   const LocalDiscovery& discovery_;
   const absl::Duration abort_timeout_;
   // Leaked by a Stop that fails.
-  std::unique_ptr<RefcountStore> registry_;
+  std::unique_ptr<UseRecordStore> use_record_store_;
   // Shared with the users of its communicators.
   const std::shared_ptr<CommunicatorCache> cache_;
 };

@@ -28,8 +28,8 @@ class Keeper final {
   explicit Keeper(GpuPeer& peer, uint64_t budget_bytes = uint64_t{1} << 30)
       : peer_(peer),
         rank_(static_cast<int>(peer.transfer_engine().self().peer.node_id)),
-        refcount_store_(absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store")),
-        kept_(std::make_shared<CommunicatorCache>(refcount_store_, budget_bytes,
+        use_record_store_(absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store")),
+        kept_(std::make_shared<CommunicatorCache>(use_record_store_, budget_bytes,
                                                   [](int ordinal) { return uint64_t{0}; })) {}
   ~Keeper() {
     if (kept_ != nullptr) {
@@ -68,7 +68,7 @@ class Keeper final {
         absl::UnavailableError("it was killed"));
   }
   std::shared_ptr<CommunicatorCache>& kept() { return kept_; }
-  DirectoryRefcountStore& refcount_store() { return refcount_store_; }
+  DirectoryUseRecordStore& use_record_store() { return use_record_store_; }
 
  private:
   CommunicatorMember Member(int node) const {
@@ -78,7 +78,7 @@ class Keeper final {
 
   GpuPeer& peer_;
   const int rank_;
-  DirectoryRefcountStore refcount_store_;
+  DirectoryUseRecordStore use_record_store_;
   std::shared_ptr<CommunicatorCache> kept_;
 };
 
@@ -211,9 +211,10 @@ TEST(CommunicatorCache, RankDies_WaitersGetItsName) {
                     AllOf(HasSubstr("rank 1 (device 17)"), HasSubstr("it was killed")));
         // One that was killed when it was about to end it for its memory.
         const CommunicatorKey key = keeper.Both();
-        CommunicatorRefcount lease(key, 0, keeper.refcount_store(), SteadyClock(),
-                                   [] { return absl::OkStatus(); });
-        ASSERT_TRUE(keeper.refcount_store().Put(lease.LeavingKey(), "rank 1 (device 17)").ok());
+        CommunicatorUseRecord use_record(key, 0, keeper.use_record_store(), SteadyClock(),
+                                         [] { return absl::OkStatus(); });
+        ASSERT_TRUE(
+            keeper.use_record_store().Put(use_record.LeavingKey(), "rank 1 (device 17)").ok());
         late = keeper.Acquire(key, absl::Minutes(1)).status();
         EXPECT_TRUE(absl::IsUnavailable(late)) << late;
         EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);

@@ -27,7 +27,7 @@
 
 #include "base/thread.h"
 #include "gpu/communicator/communicator.h"
-#include "gpu/communicator/communicator_refcount.h"
+#include "gpu/communicator/communicator_use_record.h"
 
 namespace ferry {
 
@@ -145,10 +145,10 @@ class DirectoryStore final : public BootstrapStore {
   std::unique_ptr<Thread> watcher_;
 };
 
-// The same folder as leases use it.
-class DirectoryRefcountStore final : public RefcountStore {
+// The same folder as use records need it.
+class DirectoryUseRecordStore final : public UseRecordStore {
  public:
-  explicit DirectoryRefcountStore(std::string folder) : files_(std::move(folder)) {}
+  explicit DirectoryUseRecordStore(std::string folder) : files_(std::move(folder)) {}
 
   absl::Status Put(const std::string& key, absl::string_view value) override {
     const DirectoryFiles::Lock lock(files_);

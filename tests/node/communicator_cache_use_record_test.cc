@@ -27,7 +27,7 @@ using Communicator = std::shared_ptr<NcclCommunicator>;
 constexpr absl::Duration kLong = absl::Minutes(1);
 
 // A store in memory. Reads of keys with the prefix `fails_under` fail.
-class MapRefcountStore final : public RefcountStore {
+class MapUseRecordStore final : public UseRecordStore {
  public:
   absl::Status Put(const std::string& key, absl::string_view value) override {
     absl::MutexLock lock(&mu_);
@@ -83,9 +83,9 @@ class MapRefcountStore final : public RefcountStore {
 };
 
 // The cache of rank 0 of a communicator of two.
-class CommunicatorCacheRefcount : public ::testing::Test {
+class CommunicatorCacheUseRecord : public ::testing::Test {
  protected:
-  ~CommunicatorCacheRefcount() override { EXPECT_TRUE(cache_->Stop(kLong).ok()); }
+  ~CommunicatorCacheUseRecord() override { EXPECT_TRUE(cache_->Stop(kLong).ok()); }
 
   absl::Status Acquire(absl::Duration timeout = kLong,
                        absl::Status makes = absl::InternalError("NCCL made none")) {
@@ -100,20 +100,20 @@ class CommunicatorCacheRefcount : public ::testing::Test {
   }
   // Another rank needs the memory.
   bool OtherRankCanEndIt() {
-    CommunicatorRefcount other(key_, 1, store_, SteadyClock(), [] { return absl::OkStatus(); });
+    CommunicatorUseRecord other(key_, 1, store_, SteadyClock(), [] { return absl::OkStatus(); });
     return other.TryEndForAll(/*generation=*/1, SteadyClock().Now()).value();
   }
 
-  MapRefcountStore store_;
+  MapUseRecordStore store_;
   const CommunicatorKey key_ = *CommunicatorKey::Create({{0, 100}, {1, 100}});
-  CommunicatorRefcount own_{key_, 0, store_, SteadyClock(), [] { return absl::OkStatus(); }};
+  CommunicatorUseRecord own_{key_, 0, store_, SteadyClock(), [] { return absl::OkStatus(); }};
   std::shared_ptr<CommunicatorCache> cache_ = std::make_shared<CommunicatorCache>(
       store_, uint64_t{1} << 30, [](int ordinal) { return uint64_t{0}; });
   int makes_ = 0;
 };
 
 // Another rank could otherwise never free its memory.
-TEST_F(CommunicatorCacheRefcount, CommunicatorThatCannotBeMade_IsNotInUse) {
+TEST_F(CommunicatorCacheUseRecord, CommunicatorThatCannotBeMade_IsNotInUse) {
   for (int i = 1; i <= 2; ++i) {
     EXPECT_EQ(Acquire(), absl::InternalError("NCCL made none"));
     EXPECT_EQ(makes_, i);
@@ -122,7 +122,7 @@ TEST_F(CommunicatorCacheRefcount, CommunicatorThatCannotBeMade_IsNotInUse) {
   EXPECT_TRUE(OtherRankCanEndIt());
 }
 
-TEST_F(CommunicatorCacheRefcount, StoreThatFails_LeavesNoUseAndTheNextCallTriesAgain) {
+TEST_F(CommunicatorCacheUseRecord, StoreThatFails_LeavesNoUseAndTheNextCallTriesAgain) {
   for (const std::string& unreadable : {own_.LeavingKey(), key_.GenerationKey()}) {
     store_.FailUnder(unreadable);
     EXPECT_TRUE(absl::IsUnavailable(Acquire())) << unreadable;
@@ -134,17 +134,17 @@ TEST_F(CommunicatorCacheRefcount, StoreThatFails_LeavesNoUseAndTheNextCallTriesA
   EXPECT_EQ(makes_, 1);
 }
 
-TEST_F(CommunicatorCacheRefcount, RankThatIsAboutToEndIt_IsWaitedForUntilTheDeadline) {
+TEST_F(CommunicatorCacheUseRecord, RankThatIsAboutToEndIt_IsWaitedForUntilTheDeadline) {
   ASSERT_TRUE(store_.Put(own_.LeavingKey(), "rank 1 (device 1)").ok());
   const absl::Status late = Acquire(absl::Milliseconds(5));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
-  EXPECT_THAT(std::string(late.message()), HasSubstr("rank 1 (device 1) to say"));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("rank 1 (device 1) to decide"));
   EXPECT_FALSE(store_.Has(own_.UseKey()));
   ASSERT_TRUE(store_.Erase(own_.LeavingKey()).ok());
   EXPECT_EQ(Acquire(), absl::InternalError("NCCL made none"));
 }
 
-TEST_F(CommunicatorCacheRefcount, ThreadThatWaitsForAnotherThread_WaitsUntilItsDeadline) {
+TEST_F(CommunicatorCacheUseRecord, ThreadThatWaitsForAnotherThread_WaitsUntilItsDeadline) {
   absl::Notification is_making;
   absl::Notification may_return;
   std::thread maker([&] {
@@ -171,7 +171,7 @@ TEST_F(CommunicatorCacheRefcount, ThreadThatWaitsForAnotherThread_WaitsUntilItsD
   EXPECT_EQ(Acquire(), absl::InternalError("NCCL made none"));
 }
 
-TEST_F(CommunicatorCacheRefcount, AfterStop_NothingIsMadeOrUsed) {
+TEST_F(CommunicatorCacheUseRecord, AfterStop_NothingIsMadeOrUsed) {
   ASSERT_TRUE(cache_->Stop(kLong).ok());
   const absl::Status leaving = Acquire();
   EXPECT_TRUE(absl::IsFailedPrecondition(leaving)) << leaving;
@@ -180,7 +180,7 @@ TEST_F(CommunicatorCacheRefcount, AfterStop_NothingIsMadeOrUsed) {
 }
 
 // A member's later incarnation is another communicator's.
-TEST_F(CommunicatorCacheRefcount, Forget_FailsTheCommunicatorsWithThatMemberAlone) {
+TEST_F(CommunicatorCacheUseRecord, Forget_FailsTheCommunicatorsWithThatMemberAlone) {
   EXPECT_TRUE(cache_->CheckAlive(key_).ok());
   cache_->Forget(
       [](const CommunicatorMember& member) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommunicatorRefcount: each side writes its own key before it reads the other's.
-#include "gpu/communicator/communicator_refcount.h"
+// CommunicatorUseRecord: each side writes its own key before it reads the other's.
+#include "gpu/communicator/communicator_use_record.h"
 
 #include <utility>
 
@@ -14,18 +14,18 @@
 
 namespace ferry {
 
-CommunicatorRefcount::CommunicatorRefcount(const CommunicatorKey& key, int rank,
-                                           RefcountStore& store, const Clock& clock, Wait wait)
+CommunicatorUseRecord::CommunicatorUseRecord(const CommunicatorKey& key, int rank,
+                                             UseRecordStore& store, const Clock& clock, Wait wait)
     : key_(key), rank_(rank), store_(store), clock_(clock), wait_(std::move(wait)) {}
 
 // Not below the communicator's own prefix, whose changes every rank receives.
-std::string CommunicatorRefcount::prefix() const {
+std::string CommunicatorUseRecord::prefix() const {
   return absl::StrCat("nccl-use/", absl::StripPrefix(key_.prefix(), "nccl/"));
 }
-std::string CommunicatorRefcount::UseKey() const { return absl::StrCat(prefix(), "rank/", rank_); }
-std::string CommunicatorRefcount::LeavingKey() const { return absl::StrCat(prefix(), "leaving"); }
+std::string CommunicatorUseRecord::UseKey() const { return absl::StrCat(prefix(), "rank/", rank_); }
+std::string CommunicatorUseRecord::LeavingKey() const { return absl::StrCat(prefix(), "leaving"); }
 
-absl::StatusOr<uint32_t> CommunicatorRefcount::ReadGeneration(std::optional<std::string>* text) {
+absl::StatusOr<uint32_t> CommunicatorUseRecord::ReadGeneration(std::optional<std::string>* text) {
   FERRY_ASSIGN_OR_RETURN(const std::optional<std::string> found, store_.Get(key_.GenerationKey()));
   if (text != nullptr) *text = found;
   uint32_t generation = 1;
@@ -36,7 +36,7 @@ absl::StatusOr<uint32_t> CommunicatorRefcount::ReadGeneration(std::optional<std:
   return generation;
 }
 
-absl::StatusOr<uint32_t> CommunicatorRefcount::Begin(absl::Time deadline) {
+absl::StatusOr<uint32_t> CommunicatorUseRecord::Begin(absl::Time deadline) {
   const absl::Time began = clock_.Now();
   FERRY_RETURN_IF_ERROR(store_.Put(UseKey(), "used"));
   absl::Cleanup takes_back = [this] { store_.Erase(UseKey()).IgnoreError(); };
@@ -46,7 +46,7 @@ absl::StatusOr<uint32_t> CommunicatorRefcount::Begin(absl::Time deadline) {
     if (clock_.Now() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(key_.Describe(), ": waited ", ShortDuration(clock_.Now() - began), " for ",
-                       *leaving, " to say whether it ends the communicator for its memory"));
+                       *leaving, " to decide whether it evicts the communicator for its memory"));
     }
     FERRY_RETURN_IF_ERROR(wait_());
   }
@@ -55,9 +55,9 @@ absl::StatusOr<uint32_t> CommunicatorRefcount::Begin(absl::Time deadline) {
   return generation;
 }
 
-absl::Status CommunicatorRefcount::End() { return store_.Erase(UseKey()); }
+absl::Status CommunicatorUseRecord::End() { return store_.Erase(UseKey()); }
 
-absl::StatusOr<bool> CommunicatorRefcount::TryEndForAll(uint32_t generation, absl::Time deadline) {
+absl::StatusOr<bool> CommunicatorUseRecord::TryEndForAll(uint32_t generation, absl::Time deadline) {
   while (true) {
     FERRY_ASSIGN_OR_RETURN(const bool is_alone, store_.CompareAndSet(LeavingKey(), std::nullopt,
                                                                      key_.DescribeRank(rank_)));

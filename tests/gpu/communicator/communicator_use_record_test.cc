@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every order in which ranks can use a communicator and end it for its memory.
-#include "gpu/communicator/communicator_refcount.h"
+// Every order in which ranks can begin to use a communicator, and evict it.
+#include "gpu/communicator/communicator_use_record.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -97,9 +97,9 @@ class Stage final {
   int changes_ = 0;
 };
 
-class StageRefcountStore final : public RefcountStore {
+class StageUseRecordStore final : public UseRecordStore {
  public:
-  StageRefcountStore(Stage& stage, int rank) : stage_(stage), rank_(rank) {}
+  StageUseRecordStore(Stage& stage, int rank) : stage_(stage), rank_(rank) {}
 
   absl::Status Put(const std::string& key, absl::string_view value) override {
     stage_.Turn(rank_);
@@ -169,12 +169,12 @@ int PlayAll(const std::function<std::vector<Stage::Body>(Stage&)>& make) {
 // A granted use stays valid as long as it lasts, whichever rank ends the communicator meanwhile.
 Stage::Body Uses(Stage& stage, const CommunicatorKey& key, bool* was_over = nullptr) {
   return [&stage, &key, was_over](int rank) {
-    StageRefcountStore store(stage, rank);
-    CommunicatorRefcount lease(key, rank, store, SteadyClock(), [&] {
+    StageUseRecordStore store(stage, rank);
+    CommunicatorUseRecord use_record(key, rank, store, SteadyClock(), [&] {
       stage.Turn(rank, true);
       return absl::OkStatus();
     });
-    const absl::StatusOr<uint32_t> generation = lease.Begin(absl::InfiniteFuture());
+    const absl::StatusOr<uint32_t> generation = use_record.Begin(absl::InfiniteFuture());
     ASSERT_TRUE(generation.ok()) << generation.status();
     if (was_over != nullptr) *was_over = *generation > 1;
     for (int moment = 0; moment < 2; ++moment) {
@@ -183,24 +183,24 @@ Stage::Body Uses(Stage& stage, const CommunicatorKey& key, bool* was_over = null
       const std::string now = text == stage.store.end() ? "1" : text->second;
       EXPECT_EQ(now, std::to_string(*generation)) << "it was ended under its user";
     }
-    EXPECT_TRUE(lease.End().ok());
+    EXPECT_TRUE(use_record.End().ok());
   };
 }
 
 Stage::Body Ends(Stage& stage, const CommunicatorKey& key, bool* is_over) {
   return [&stage, &key, is_over](int rank) {
-    StageRefcountStore store(stage, rank);
-    CommunicatorRefcount lease(key, rank, store, SteadyClock(), [&] {
+    StageUseRecordStore store(stage, rank);
+    CommunicatorUseRecord use_record(key, rank, store, SteadyClock(), [&] {
       stage.Turn(rank, true);
       return absl::OkStatus();
     });
-    const absl::StatusOr<bool> ended = lease.TryEndForAll(1, absl::InfiniteFuture());
+    const absl::StatusOr<bool> ended = use_record.TryEndForAll(1, absl::InfiniteFuture());
     ASSERT_TRUE(ended.ok()) << ended.status();
     *is_over = *ended;
   };
 }
 
-TEST(CommunicatorRefcount, CommunicatorInUseIsNotEnded) {
+TEST(CommunicatorUseRecord, CommunicatorInUseIsNotEnded) {
   const CommunicatorKey key = Key(2);
   int over = 0;
   int kept = 0;
@@ -225,7 +225,7 @@ TEST(CommunicatorRefcount, CommunicatorInUseIsNotEnded) {
 }
 
 // It is reported to be over only if it is, whichever rank has ended it, and nothing is left behind.
-TEST(CommunicatorRefcount, TwoThatEndItAndOneThatUsesIt) {
+TEST(CommunicatorUseRecord, TwoThatEndItAndOneThatUsesIt) {
   const CommunicatorKey key = Key(3);
   std::vector<std::unique_ptr<bool>> ended;
   PlayAll([&](Stage& stage) {
@@ -247,7 +247,7 @@ TEST(CommunicatorRefcount, TwoThatEndItAndOneThatUsesIt) {
   EXPECT_TRUE(std::any_of(ended.begin(), ended.end(), [](const auto& each) { return *each; }));
 }
 
-TEST(CommunicatorRefcount, OneThatUsesItAgainAndOneThatEndsItTwice) {
+TEST(CommunicatorUseRecord, OneThatUsesItAgainAndOneThatEndsItTwice) {
   const CommunicatorKey key = Key(2);
   const int count = PlayAll([&](Stage& stage) {
     auto is_over = std::make_shared<bool>(false);
@@ -262,38 +262,38 @@ TEST(CommunicatorRefcount, OneThatUsesItAgainAndOneThatEndsItTwice) {
 }
 
 // A rank that has announced its use, and reports nothing more, is named.
-TEST(CommunicatorRefcount, RankThatNeverReportsIsNamed) {
+TEST(CommunicatorUseRecord, RankThatNeverReportsIsNamed) {
   const CommunicatorKey key = Key(2);
   std::vector<int> bootstrap;
   Stage stage;
   stage.Play({[&](int rank) {
-               StageRefcountStore store(stage, rank);
-               CommunicatorRefcount lease(key, rank, store, SteadyClock(),
-                                          [] { return absl::OkStatus(); });
-               ASSERT_TRUE(store.Put(lease.LeavingKey(), "rank 1 (device 1)").ok());
-               const absl::Status late = lease.Begin(SteadyClock().Now()).status();
+               StageUseRecordStore store(stage, rank);
+               CommunicatorUseRecord use_record(key, rank, store, SteadyClock(),
+                                                [] { return absl::OkStatus(); });
+               ASSERT_TRUE(store.Put(use_record.LeavingKey(), "rank 1 (device 1)").ok());
+               const absl::Status late = use_record.Begin(SteadyClock().Now()).status();
                EXPECT_TRUE(absl::IsDeadlineExceeded(late));
-               EXPECT_THAT(std::string(late.message()), HasSubstr("rank 1 (device 1) to say"));
-               EXPECT_FALSE(stage.store.contains(lease.UseKey()));
+               EXPECT_THAT(std::string(late.message()), HasSubstr("rank 1 (device 1) to decide"));
+               EXPECT_FALSE(stage.store.contains(use_record.UseKey()));
              }},
              bootstrap);
 }
 
 // Its process has ended, for example.
-TEST(CommunicatorRefcount, WaitsAreLimited) {
+TEST(CommunicatorUseRecord, WaitsAreLimited) {
   const CommunicatorKey key = Key(2);
   std::vector<int> bootstrap;
   Stage stage;
   stage.Play({[&](int rank) {
-               StageRefcountStore store(stage, rank);
+               StageUseRecordStore store(stage, rank);
                int waits = 0;
-               CommunicatorRefcount lease(key, rank, store, SteadyClock(), [&waits] {
+               CommunicatorUseRecord use_record(key, rank, store, SteadyClock(), [&waits] {
                  return ++waits < 3 ? absl::OkStatus() : absl::UnavailableError("gone");
                });
-               ASSERT_TRUE(store.Put(lease.LeavingKey(), "rank 1 (device 1)").ok());
-               const absl::Status begun = lease.Begin(absl::InfiniteFuture()).status();
+               ASSERT_TRUE(store.Put(use_record.LeavingKey(), "rank 1 (device 1)").ok());
+               const absl::Status begun = use_record.Begin(absl::InfiniteFuture()).status();
                EXPECT_TRUE(absl::IsUnavailable(begun)) << begun;
-               EXPECT_FALSE(stage.store.contains(lease.UseKey()));
+               EXPECT_FALSE(stage.store.contains(use_record.UseKey()));
              }},
              bootstrap);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentRefcountStore: RefcountStore on top of the coordinator's store.
-#ifndef FERRY_NODE_AGENT_REFCOUNT_STORE_H_
-#define FERRY_NODE_AGENT_REFCOUNT_STORE_H_
+// AgentUseRecordStore: UseRecordStore on top of the coordinator's store.
+#ifndef FERRY_NODE_AGENT_USE_RECORD_STORE_H_
+#define FERRY_NODE_AGENT_USE_RECORD_STORE_H_
 
 #include <optional>
 #include <string>
@@ -9,14 +9,14 @@
 
 #include "base/status_macros.h"
 #include "coord/client/agent.h"
-#include "gpu/communicator/communicator_refcount.h"
+#include "gpu/communicator/communicator_use_record.h"
 
 namespace ferry {
 
 // Thread-safe; blocks for the agent's timeout at most. `agent` outlives it.
-class AgentRefcountStore final : public RefcountStore {
+class AgentUseRecordStore final : public UseRecordStore {
  public:
-  explicit AgentRefcountStore(coord::Agent& agent) : agent_(agent) {}
+  explicit AgentUseRecordStore(coord::Agent& agent) : agent_(agent) {}
 
   absl::Status Put(const std::string& key, absl::string_view value) override {
     return agent_.Set(key, value, /*overwrite=*/true);
@@ -50,4 +50,4 @@ class AgentRefcountStore final : public RefcountStore {
 
 }  // namespace ferry
 
-#endif  // FERRY_NODE_AGENT_REFCOUNT_STORE_H_
+#endif  // FERRY_NODE_AGENT_USE_RECORD_STORE_H_
