@@ -108,7 +108,7 @@ absl::Status ArenaSegment::Describe(const CudaDevice& device, ExportBy export_by
   // For drivers without buffer ids, the segments of this process are numbered.
   static std::atomic<uint64_t> count = 0;
   if (id == 0) id = ++count;
-  descriptor.buffer_id = AllocationId(id, base, bytes);
+  descriptor.allocation_id = AllocationId(id, base, bytes);
   descriptor.base = base;
   descriptor.allocation_bytes = bytes;
   descriptor.bytes = bytes;

@@ -69,8 +69,8 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
   absl::StatusOr<std::unique_ptr<ExportRegistration>> Register(const CudaDevice& device,
                                                                Tensor tensor)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The newest registration of the allocation (IpcDescriptor::buffer_id), unless the program wants
-  // it back. Null: there is none.
+  // The newest registration of the allocation (IpcDescriptor::allocation_id), unless the program
+  // wants it back. Null: there is none.
   std::shared_ptr<const RegisteredMemory> Find(uint64_t allocation_id) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Returns true if the allocation is registered, or was and is still in use.

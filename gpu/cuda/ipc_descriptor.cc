@@ -14,7 +14,7 @@ namespace {
 struct Wire {
   uint64_t export_by;
   unsigned char device[16];
-  uint64_t buffer_id;
+  uint64_t allocation_id;
   uint64_t base;
   uint64_t allocation_bytes;
   uint64_t offset;
@@ -30,15 +30,15 @@ bool IpcDescriptor::operator==(const IpcDescriptor& other) const {
   return EncodeIpcDescriptor(*this) == EncodeIpcDescriptor(other);
 }
 
-uint64_t AllocationId(uint64_t drivers_id, uint64_t base, uint64_t allocation_bytes) {
-  return absl::HashOf(drivers_id, base, allocation_bytes);
+uint64_t AllocationId(uint64_t buffer_id, uint64_t base, uint64_t allocation_bytes) {
+  return absl::HashOf(buffer_id, base, allocation_bytes);
 }
 
 std::string EncodeIpcDescriptor(const IpcDescriptor& descriptor) {
   Wire wire = {};
   wire.export_by = static_cast<uint64_t>(descriptor.export_by);
   std::memcpy(wire.device, descriptor.device.bytes, sizeof(wire.device));
-  wire.buffer_id = descriptor.buffer_id;
+  wire.allocation_id = descriptor.allocation_id;
   wire.base = descriptor.base;
   wire.allocation_bytes = descriptor.allocation_bytes;
   wire.offset = descriptor.offset;
@@ -68,7 +68,7 @@ absl::StatusOr<IpcDescriptor> DecodeIpcDescriptor(absl::string_view bytes) {
   IpcDescriptor descriptor;
   descriptor.export_by = static_cast<ExportBy>(wire.export_by);
   std::memcpy(descriptor.device.bytes, wire.device, sizeof(wire.device));
-  descriptor.buffer_id = wire.buffer_id;
+  descriptor.allocation_id = wire.allocation_id;
   descriptor.base = wire.base;
   descriptor.allocation_bytes = wire.allocation_bytes;
   descriptor.offset = wire.offset;

@@ -19,9 +19,9 @@ namespace ferry::cuda {
 // same allocation always has the same bytes. File descriptors are sent separately.
 struct IpcDescriptor {
   ExportBy export_by = ExportBy::kNone;
-  Uuid device = {};        // of the device that holds the memory
-  uint64_t buffer_id = 0;  // of the allocation, never reused by its process
-  uint64_t base = 0;       // address in its process; only for finding overlaps
+  Uuid device = {};            // of the device that holds the memory
+  uint64_t allocation_id = 0;  // never reused by its process; see AllocationId
+  uint64_t base = 0;           // address in its process; only for finding overlaps
   uint64_t allocation_bytes = 0;
   uint64_t offset = 0;  // of the range, from base
   uint64_t bytes = 0;
@@ -34,9 +34,10 @@ struct IpcDescriptor {
   bool operator==(const IpcDescriptor& other) const;
 };
 
-// For IpcDescriptor::buffer_id. The driver's id of an allocation is documented as never reused;
-// whether each piece of mapped memory has its own is not documented, so the address is included.
-uint64_t AllocationId(uint64_t drivers_id, uint64_t base, uint64_t allocation_bytes);
+// For IpcDescriptor::allocation_id, from the driver's id of the allocation
+// (CU_POINTER_ATTRIBUTE_BUFFER_ID), which is documented as never reused. Whether each piece of
+// mapped memory has its own is not documented, so the address is included.
+uint64_t AllocationId(uint64_t buffer_id, uint64_t base, uint64_t allocation_bytes);
 
 inline constexpr size_t kIpcDescriptorBytes = 128;
 

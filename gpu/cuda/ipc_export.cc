@@ -85,7 +85,7 @@ absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const Memory
     return absl::FailedPreconditionError(
         "the driver gives the allocation no id, by which a receiver would know it again");
   }
-  descriptor.buffer_id = AllocationId(piece.buffer_id, piece.base, piece.allocation_bytes);
+  descriptor.allocation_id = AllocationId(piece.buffer_id, piece.base, piece.allocation_bytes);
   descriptor.base = piece.base;
   descriptor.allocation_bytes = piece.allocation_bytes;
   descriptor.offset = piece.offset;

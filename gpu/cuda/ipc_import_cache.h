@@ -27,12 +27,12 @@ namespace ferry::cuda {
 // An allocation of one incarnation of a process. Addresses are reused, these are not.
 struct ImportKey {
   uint64_t peer_incarnation = 0;
-  uint64_t buffer_id = 0;
+  uint64_t allocation_id = 0;
 
   bool operator==(const ImportKey&) const = default;
   template <typename H>
   friend H AbslHashValue(H state, const ImportKey& key) {
-    return H::combine(std::move(state), key.peer_incarnation, key.buffer_id);
+    return H::combine(std::move(state), key.peer_incarnation, key.allocation_id);
   }
 };
 

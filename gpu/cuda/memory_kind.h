@@ -36,7 +36,7 @@ struct MemoryPiece {
   size_t allocation_bytes = 0;  // starting at base
   size_t offset = 0;            // of the range's first byte in it
   size_t bytes = 0;             // of the range, within the piece
-  // Never reused in this process, unlike the address.
+  // CU_POINTER_ATTRIBUTE_BUFFER_ID: never reused in this process, unlike the address. 0: unknown.
   uint64_t buffer_id = 0;
 };
 

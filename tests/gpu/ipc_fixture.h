@@ -98,7 +98,7 @@ struct Consumer : Process {
                                       absl::Duration timeout = absl::Seconds(10)) {
     absl::Notification ended;
     absl::StatusOr<ImportedMemory> result = absl::UnknownError("not called");
-    REQUIRE_OK(cache->Open({kProducer, descriptor.buffer_id}, descriptor, std::move(fd),
+    REQUIRE_OK(cache->Open({kProducer, descriptor.allocation_id}, descriptor, std::move(fd),
                            SteadyClock().Now() + timeout,
                            [&](absl::StatusOr<ImportedMemory> opened) {
                              result = std::move(opened);

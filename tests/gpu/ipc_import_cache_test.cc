@@ -56,10 +56,10 @@ TEST_F(IpcImportCacheTest, LeastRecentlyUsedIsEvictedAndImportsInUseStay) {
         std::optional<ImportedMemory> c = *open(2);
         REQUIRE(consumer.Read(c->base(), 1) == "c");
         REQUIRE(consumer.cache->stats().closed == 1);
-        REQUIRE(!consumer.cache->Find({kProducer, descriptors[0].buffer_id}).has_value());
+        REQUIRE(!consumer.cache->Find({kProducer, descriptors[0].allocation_id}).has_value());
         // A copy of the lease keeps it, whichever other copies are destroyed.
         std::optional<ImportedMemory> copy =
-            *consumer.cache->Find({kProducer, descriptors[1].buffer_id});
+            *consumer.cache->Find({kProducer, descriptors[1].allocation_id});
         std::optional<ImportedMemory> second = copy;
         copy.reset();
         REQUIRE(open(0).status().code() == absl::StatusCode::kResourceExhausted);
@@ -84,7 +84,7 @@ TEST_F(IpcImportCacheTest, ConcurrentOpensShareOneMapping) {
     absl::Mutex mu;
     std::vector<ImportedMemory> opened;
     for (int i = 0; i < 50; ++i) {
-      REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+      REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.allocation_id}, descriptor, UniqueFd(),
                                       SteadyClock().Now() + absl::Seconds(10),
                                       [&](absl::StatusOr<ImportedMemory> memory) {
                                         REQUIRE_OK(memory.status());
@@ -131,7 +131,7 @@ TEST_F(IpcImportCacheTest, JoiningCallerMayBringTheDescriptor) {
           absl::Mutex mu;
           int opened = 0;
           const auto open = [&](UniqueFd fd) {
-            REQUIRE_OK(consumer.cache->Open({kProducer, piece.descriptor.buffer_id},
+            REQUIRE_OK(consumer.cache->Open({kProducer, piece.descriptor.allocation_id},
                                             piece.descriptor, std::move(fd),
                                             SteadyClock().Now() + absl::Seconds(10),
                                             [&](absl::StatusOr<ImportedMemory> memory) {
@@ -178,7 +178,7 @@ TEST_F(IpcImportCacheTest, LeaseReleasedDuringACloseIsClosedToo) {
           const auto opened = consumer.Open(descriptor, UniqueFd());
           REQUIRE_OK(opened.status());
           held.push_back(*opened);
-          consumer.cache->Close({kProducer, descriptor.buffer_id});
+          consumer.cache->Close({kProducer, descriptor.allocation_id});
         }
         // Closing waits for the device, which waits for us.
         absl::Notification go;
@@ -216,7 +216,7 @@ TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
       const auto memory = consumer.Open(descriptor, UniqueFd());
       REQUIRE_OK(memory.status());
       consumer.gate->BeginWork();
-      consumer.cache->Close({kProducer, descriptor.buffer_id});
+      consumer.cache->Close({kProducer, descriptor.allocation_id});
     }
     absl::SleepFor(absl::Milliseconds(30));
     REQUIRE(consumer.cache->stats().closed == 0);
@@ -248,13 +248,13 @@ TEST_F(IpcImportCacheTest, IdleMappingsAreClosedAfterTheTimeout) {
         consumer.cache->CloseIdle();
         REQUIRE(consumer.cache->stats().closing_count == 0);
         // A use counts.
-        REQUIRE(consumer.cache->Find({kProducer, kept.buffer_id}).has_value());
+        REQUIRE(consumer.cache->Find({kProducer, kept.allocation_id}).has_value());
         clock.Advance(absl::Seconds(9));
         consumer.cache->CloseIdle();
-        REQUIRE(consumer.cache->Find({kProducer, kept.buffer_id}).has_value());
+        REQUIRE(consumer.cache->Find({kProducer, kept.allocation_id}).has_value());
         clock.Advance(absl::Seconds(10));
         consumer.cache->CloseIdle();
-        REQUIRE(!consumer.cache->Find({kProducer, kept.buffer_id}).has_value());
+        REQUIRE(!consumer.cache->Find({kProducer, kept.allocation_id}).has_value());
         consumer.WaitClosed(1);
         REQUIRE(consumer.cache->stats().mapping_count == 1);
         held.reset();
@@ -270,7 +270,7 @@ TEST_F(IpcImportCacheTest, CloseTellsWhenNothingIsMapped) {
   ExpectBoth(ExportUntilDone, [](const Wire& wire) {
     Consumer consumer;
     const IpcDescriptor descriptor = Get(wire).descriptor;
-    const ImportKey key = {kProducer, descriptor.buffer_id};
+    const ImportKey key = {kProducer, descriptor.allocation_id};
     bool is_inline = false;
     consumer.cache->Close(key, [&is_inline] { is_inline = true; });
     REQUIRE(is_inline);
@@ -311,7 +311,7 @@ TEST_F(IpcImportCacheTest, PeerDies_OnlyImportsInUseStay) {
         char byte = 0;
         REQUIRE(read(wire.fd(), &byte, 1) <= 0);
         consumer.cache->ClosePeer(kProducer);
-        REQUIRE(!consumer.cache->Find({kProducer, descriptor.buffer_id}).has_value());
+        REQUIRE(!consumer.cache->Find({kProducer, descriptor.allocation_id}).has_value());
         REQUIRE(consumer.cache->stats().mapping_count == 1);
         memory.reset();
         consumer.WaitClosed(1);
@@ -375,7 +375,7 @@ TEST_F(IpcImportCacheTest, PeerClosedDuringOpen_MappingIsClosed) {
     consumer.gate->BeginWork();
     absl::Notification ended;
     absl::Status status;
-    REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+    REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.allocation_id}, descriptor, UniqueFd(),
                                     SteadyClock().Now() + absl::Seconds(10),
                                     [&](absl::StatusOr<ImportedMemory> opened) {
                                       status = opened.status();
@@ -400,7 +400,7 @@ TEST_F(IpcImportCacheTest, TwoOpensOfOneBuffer_LongerDeadlineHolds) {
     absl::Status status[2];
     for (int i = 0; i < 2; ++i) {
       REQUIRE_OK(consumer.cache->Open(
-          {kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+          {kProducer, descriptor.allocation_id}, descriptor, UniqueFd(),
           SteadyClock().Now() + (i == 0 ? absl::Milliseconds(50) : absl::Seconds(10)),
           [&, i](absl::StatusOr<ImportedMemory> opened) {
             status[i] = opened.status();
@@ -415,7 +415,7 @@ TEST_F(IpcImportCacheTest, TwoOpensOfOneBuffer_LongerDeadlineHolds) {
       ended[i].WaitForNotification();
       REQUIRE_OK(status[i]);
     }
-    consumer.cache->Close({kProducer, descriptor.buffer_id});
+    consumer.cache->Close({kProducer, descriptor.allocation_id});
     consumer.WaitClosed(1);
     wire.Put('x');
   });

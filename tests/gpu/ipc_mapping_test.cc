@@ -70,7 +70,7 @@ TEST_F(IpcMappingTest, ArenasSegmentIsOpenedOnceForAllItsBuffers) {
         const auto first = consumer.Open(piece.descriptor, std::move(piece.fd));
         REQUIRE_OK(first.status());
         const ExportedPiece other = Get(wire);
-        const auto second = consumer.cache->Find({kProducer, other.descriptor.buffer_id});
+        const auto second = consumer.cache->Find({kProducer, other.descriptor.allocation_id});
         REQUIRE(second.has_value());
         REQUIRE(consumer.Read(first->base() + piece.descriptor.offset, 5) == "first");
         REQUIRE(consumer.Read(second->base() + other.descriptor.offset, 6) == "second");
@@ -230,9 +230,9 @@ TEST_F(IpcMappingTest, MemoryAtARecycledAddress_IsNotTakenForTheOldOne) {
         uint64_t old_id = 0;
         for (int round = 0; round < 2; ++round) {
           ExportedPiece piece = Get(wire);
-          const ImportKey key = {kProducer, piece.descriptor.buffer_id};
-          REQUIRE(piece.descriptor.buffer_id != old_id);
-          old_id = piece.descriptor.buffer_id;
+          const ImportKey key = {kProducer, piece.descriptor.allocation_id};
+          REQUIRE(piece.descriptor.allocation_id != old_id);
+          old_id = piece.descriptor.allocation_id;
           REQUIRE(!consumer.cache->Find(key).has_value());
           absl::Notification closed;
           {

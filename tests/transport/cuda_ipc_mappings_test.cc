@@ -102,7 +102,7 @@ TEST_F(CudaIpcMappingsTest, TwoTensorsNeedASegmentThatIsNotOpen_ItIsRequestedOnc
   Flush(*gpu_->side);
   ASSERT_EQ(sent().size(), 1u);
   const CudaIpcWanted wanted = *DecodeCudaIpcWanted(sent()[0]);
-  EXPECT_EQ(wanted.buffer_id, piece_.memory.buffer_id);
+  EXPECT_EQ(wanted.allocation_id, piece_.memory.allocation_id);
   EXPECT_FALSE(first->is_over.HasBeenNotified());
   mappings_->OnSegment({wanted.pair, piece_.memory}, *arena_->ExportSegment(*buffer_));
   ASSERT_TRUE(IsOver(first) && IsOver(second));
@@ -171,7 +171,7 @@ TEST_F(CudaIpcMappingsTest, MemoryThatCannotBeOpened_IsGivenBackWithoutTheLinksL
   CudaIpcPiece foreign;
   foreign.memory = piece_.memory;
   foreign.memory.export_by = cuda::ExportBy::kLegacyHandle;
-  foreign.memory.buffer_id = 78;
+  foreign.memory.allocation_id = 78;
   foreign.may_stay_open = true;
   absl::Notification has_replied;
   mappings_->SetControlChannel([&](absl::string_view, absl::Span<const int>) {

@@ -16,7 +16,7 @@ cuda::IpcDescriptor SomeMemory(uint64_t bytes = 300) {
   cuda::IpcDescriptor memory;
   memory.export_by = cuda::ExportBy::kPosixFd;
   memory.device.bytes[3] = 7;
-  memory.buffer_id = 0x1122334455667788;
+  memory.allocation_id = 0x1122334455667788;
   memory.base = 0x7f0000000000;
   memory.allocation_bytes = 1 << 20;
   memory.offset = 4096;
@@ -160,7 +160,7 @@ TEST(CudaIpcMessagesTest, Segments) {
   const std::string wanted = EncodeCudaIpcWanted({kPair, 77});
   ExpectKind(CudaIpcMessage::kWanted, wanted);
   EXPECT_EQ(Exchange(wanted, DecodeCudaIpcWanted).pair, kPair);
-  EXPECT_EQ(Exchange(wanted, DecodeCudaIpcWanted).buffer_id, 77u);
+  EXPECT_EQ(Exchange(wanted, DecodeCudaIpcWanted).allocation_id, 77u);
   const std::string segment = EncodeCudaIpcSegment({kPair, SomeMemory()});
   ExpectKind(CudaIpcMessage::kSegment, segment);
   EXPECT_EQ(Exchange(segment, DecodeCudaIpcSegment).pair, kPair);
@@ -181,7 +181,7 @@ TEST(CudaIpcMessagesTest, MemoryThatStaysOpen) {
   const std::string reclaim = EncodeCudaIpcReclaim({kPair, 77});
   ExpectKind(CudaIpcMessage::kReclaim, reclaim);
   EXPECT_EQ(Exchange(reclaim, DecodeCudaIpcReclaim).pair, kPair);
-  EXPECT_EQ(Exchange(reclaim, DecodeCudaIpcReclaim).buffer_id, 77u);
+  EXPECT_EQ(Exchange(reclaim, DecodeCudaIpcReclaim).allocation_id, 77u);
   ExpectKind(CudaIpcMessage::kReclaimed, EncodeCudaIpcReclaimed({kPair, 77}));
   const std::string refused = EncodeCudaIpcRefused({6, "cuMemPoolImportPointer failed"});
   ExpectKind(CudaIpcMessage::kRefused, refused);

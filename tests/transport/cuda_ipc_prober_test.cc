@@ -97,7 +97,7 @@ TEST_F(CudaIpcProberTest, Opened_TheSegmentOfTheProbeIsSentNoMore) {
   EXPECT_TRUE(prober_->IsOpen(kPair));
   std::vector<UniqueFd> descriptors;
   const CudaIpcPiece piece = *segments_->Piece(*gpu_->arena, *buffer, kPair, descriptors);
-  EXPECT_EQ(piece.memory.buffer_id, Probe().memory.buffer_id);
+  EXPECT_EQ(piece.memory.allocation_id, Probe().memory.allocation_id);
   EXPECT_TRUE(piece.is_kept);
   EXPECT_FALSE(piece.has_fd);
   EXPECT_TRUE(descriptors.empty());

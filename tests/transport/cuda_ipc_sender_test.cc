@@ -377,7 +377,7 @@ TEST_F(CudaIpcRemoteMappingsTest, UnregisteredMemory_IsReclaimedBehindItsLastTra
   EXPECT_TRUE(Send(3).may_stay_open);
   sender_->Release(2);
   // The peer was not asked to close anything.
-  const std::string closed = EncodeCudaIpcReclaimed({{0, 0}, piece.memory.buffer_id});
+  const std::string closed = EncodeCudaIpcReclaimed({{0, 0}, piece.memory.allocation_id});
   EXPECT_EQ(sender_->OnControlMessage(closed).code(), absl::StatusCode::kInvalidArgument);
   registration_.reset();
   EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 0);
@@ -386,7 +386,7 @@ TEST_F(CudaIpcRemoteMappingsTest, UnregisteredMemory_IsReclaimedBehindItsLastTra
   sender_->Release(3);
   const auto asked = Await(CudaIpcMessage::kReclaim);
   ASSERT_TRUE(asked.has_value());
-  EXPECT_EQ(DecodeCudaIpcReclaim(*asked)->buffer_id, piece.memory.buffer_id);
+  EXPECT_EQ(DecodeCudaIpcReclaim(*asked)->allocation_id, piece.memory.allocation_id);
   sender_->Release(4);
   EXPECT_EQ(CountOf(CudaIpcMessage::kReclaim), 1);
   EXPECT_FALSE(is_dropped_->HasBeenNotified());
@@ -471,7 +471,7 @@ TEST_F(CudaIpcRemoteMappingsTest, ListenersOfPeersThatHaveGone_AreForgotten) {
   for (int i = 0; i < 5; ++i) {
     TalkTo(EncodeCudaIpcPeer());
     const CudaIpcPiece piece = Send(id);
-    memory = gpus_->exports()->Find(piece.memory.buffer_id);
+    memory = gpus_->exports()->Find(piece.memory.allocation_id);
     ASSERT_NE(memory, nullptr);
     // Not a second time for another transfer, or after it was reclaimed and registered again.
     Send(id + 1);

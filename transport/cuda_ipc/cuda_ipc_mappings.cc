@@ -38,7 +38,7 @@ CudaIpcMappings::CudaIpcMappings(const TransportEnvironment& environment, Endpoi
 void CudaIpcMappings::OpenForProbe(Gpu& gpu, const cuda::IpcDescriptor& memory, UniqueFd fd,
                                    OpenCallback done) {
   const absl::Status started =
-      cache_of_(gpu).Open(KeyOf(memory.buffer_id), memory, std::move(fd),
+      cache_of_(gpu).Open(KeyOf(memory.allocation_id), memory, std::move(fd),
                           SteadyClock().Now() + kOpenTimeout, done, lifelines_);
   if (!started.ok()) done(started);
 }
@@ -51,7 +51,7 @@ void CudaIpcMappings::Keep(const ImportedMemory& memory) {
 void CudaIpcMappings::Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece, UniqueFd fd,
                            OpenCallback done) {
   cuda::IpcImportCache& cache = cache_of_(gpu);
-  const cuda::ImportKey key = KeyOf(piece.memory.buffer_id);
+  const cuda::ImportKey key = KeyOf(piece.memory.allocation_id);
   const bool is_new = piece.is_kept && piece.has_fd;
   if (std::optional<ImportedMemory> found = cache.Find(key, lifelines_); found.has_value()) {
     if (is_new) Keep(*found);
@@ -63,7 +63,7 @@ void CudaIpcMappings::Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& pi
   const absl::Status started = cache.Open(
       key, piece.memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
       [self = shared_from_this(), is_new, done, may_request, pair,
-       id = piece.memory.buffer_id](absl::StatusOr<ImportedMemory> memory) {
+       id = piece.memory.allocation_id](absl::StatusOr<ImportedMemory> memory) {
         if (!memory.ok() && may_request) return self->RequestSegment(pair, id, done);
         if (!memory.ok()) return done(OfThisTransfer(memory.status()));
         if (is_new) self->Keep(*memory);
@@ -76,12 +76,12 @@ void CudaIpcMappings::Open(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& pi
 void CudaIpcMappings::OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece,
                                UniqueFd fd, std::function<void(const absl::Status&)> done) {
   const bool is_foreign = !piece.is_kept;
-  const Held::Foreign use = {piece.memory.buffer_id, piece.may_stay_open};
+  const Held::Foreign use = {piece.memory.allocation_id, piece.may_stay_open};
   const auto device = static_cast<uint16_t>(gpu.device->ordinal());
   if (is_foreign) {
     // Before it is opened: once it is, a tensor that is released must not close it as the last.
     absl::MutexLock lock(&mu_);
-    ++foreign_[{device, use.buffer_id}].users;
+    ++foreign_[{device, use.allocation_id}].users;
   }
   Open(gpu, pair, piece, std::move(fd),
        [self = shared_from_this(), &held, &gpu, device, is_foreign, use,
@@ -103,11 +103,11 @@ void CudaIpcMappings::OpenInto(Held& held, Gpu& gpu, const GpuPair& pair, const 
 
 std::optional<CudaIpcMappings::ToClose> CudaIpcMappings::RemoveUser(uint16_t device,
                                                                     const Held::Foreign& use) {
-  const auto found = foreign_.find({device, use.buffer_id});
+  const auto found = foreign_.find({device, use.allocation_id});
   ForeignState& state = found->second;
   // The others' owner keeps it until they are released.
   if (--state.users > 0) return std::nullopt;
-  ToClose to_close = {use.buffer_id, std::move(state.reclaimed)};
+  ToClose to_close = {use.allocation_id, std::move(state.reclaimed)};
   foreign_.erase(found);
   if (use.may_stay_open && to_close.then.empty()) return std::nullopt;
   return to_close;
@@ -130,7 +130,7 @@ std::function<void()> CudaIpcMappings::Close(Gpu& gpu, ToClose to_close) {
     }
     for (const auto& each : then) each();
   };
-  cache_of_(gpu).Close(KeyOf(to_close.buffer_id), [deferred, tell] {
+  cache_of_(gpu).Close(KeyOf(to_close.allocation_id), [deferred, tell] {
     {
       absl::MutexLock lock(&deferred->mu);
       deferred->is_closed = true;
@@ -200,7 +200,7 @@ void CudaIpcMappings::OnReclaim(const CudaIpcReclaim& reclaim) {
   };
   {
     absl::MutexLock lock(&mu_);
-    const auto found = foreign_.find({reclaim.pair.destination, reclaim.buffer_id});
+    const auto found = foreign_.find({reclaim.pair.destination, reclaim.allocation_id});
     if (found != foreign_.end()) {
       found->second.reclaimed.push_back(std::move(reply));
       return;
@@ -211,12 +211,13 @@ void CudaIpcMappings::OnReclaim(const CudaIpcReclaim& reclaim) {
       [self = shared_from_this(), reclaim, reply = std::move(reply)](absl::StatusOr<Gpu*> gpu) {
         // Then nothing is open.
         if (!gpu.ok()) return reply();
-        self->CloseUnlessLeaving(**gpu, {reclaim.buffer_id, {reply}});
+        self->CloseUnlessLeaving(**gpu, {reclaim.allocation_id, {reply}});
       });
 }
 
-void CudaIpcMappings::RequestSegment(const GpuPair& pair, uint64_t buffer_id, OpenCallback done) {
-  const SegmentKey key(pair.destination, buffer_id);
+void CudaIpcMappings::RequestSegment(const GpuPair& pair, uint64_t allocation_id,
+                                     OpenCallback done) {
+  const SegmentKey key(pair.destination, allocation_id);
   bool is_first = false;
   {
     absl::MutexLock lock(&mu_);
@@ -226,11 +227,11 @@ void CudaIpcMappings::RequestSegment(const GpuPair& pair, uint64_t buffer_id, Op
   if (done != nullptr) return done(absl::CancelledError("the control channel has closed"));
   if (!is_first) return;
   // If the control channel has closed, that ends the waiting fetches too.
-  control_channel_(EncodeCudaIpcWanted({pair, buffer_id}), {}).IgnoreError();
+  control_channel_(EncodeCudaIpcWanted({pair, allocation_id}), {}).IgnoreError();
   environment_.loop->PostAt(
-      SteadyClock().Now() + kOpenTimeout, [weak = weak_from_this(), pair, buffer_id] {
+      SteadyClock().Now() + kOpenTimeout, [weak = weak_from_this(), pair, allocation_id] {
         if (const auto self = weak.lock()) {
-          self->EndRequest(pair, buffer_id,
+          self->EndRequest(pair, allocation_id,
                            absl::DeadlineExceededError(absl::StrCat(
                                Describe(self->peer_.peer), " has not sent the descriptor of its ",
                                "memory again within ", absl::FormatDuration(kOpenTimeout))));
@@ -238,12 +239,12 @@ void CudaIpcMappings::RequestSegment(const GpuPair& pair, uint64_t buffer_id, Op
       });
 }
 
-void CudaIpcMappings::EndRequest(const GpuPair& pair, uint64_t buffer_id,
+void CudaIpcMappings::EndRequest(const GpuPair& pair, uint64_t allocation_id,
                                  const absl::StatusOr<ImportedMemory>& memory) {
   std::vector<OpenCallback> waiting;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = requested_.find({pair.destination, buffer_id});
+    const auto found = requested_.find({pair.destination, allocation_id});
     if (found == requested_.end()) return;
     waiting = std::move(found->second);
     requested_.erase(found);
@@ -255,12 +256,12 @@ void CudaIpcMappings::OnSegment(const CudaIpcSegment& segment, UniqueFd fd) {
   {
     absl::MutexLock lock(&mu_);
     // Too late, or not requested.
-    if (!requested_.contains({segment.pair.destination, segment.memory.buffer_id})) return;
+    if (!requested_.contains({segment.pair.destination, segment.memory.allocation_id})) return;
   }
   environment_.gpus->Use(
       segment.pair.destination,
       [self = shared_from_this(), segment, fd = std::move(fd)](absl::StatusOr<Gpu*> gpu) mutable {
-        const uint64_t id = segment.memory.buffer_id;
+        const uint64_t id = segment.memory.allocation_id;
         if (!gpu.ok()) return self->EndRequest(segment.pair, id, gpu.status());
         if (!fd.valid()) {
           return self->EndRequest(

@@ -49,7 +49,7 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   struct Held {
     std::vector<cuda::ImportedMemory> memory;
     struct Foreign {
-      uint64_t buffer_id = 0;
+      uint64_t allocation_id = 0;
       bool may_stay_open = false;
     };
     // Memory outside the peer's arenas.
@@ -96,13 +96,15 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // Receiving device and buffer id.
+  // Receiving device and allocation id.
   using SegmentKey = std::pair<uint16_t, uint64_t>;
 
-  cuda::ImportKey KeyOf(uint64_t buffer_id) const { return {peer_.peer.incarnation, buffer_id}; }
-  void RequestSegment(const GpuPair& pair, uint64_t buffer_id, OpenCallback done)
+  cuda::ImportKey KeyOf(uint64_t allocation_id) const {
+    return {peer_.peer.incarnation, allocation_id};
+  }
+  void RequestSegment(const GpuPair& pair, uint64_t allocation_id, OpenCallback done)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void EndRequest(const GpuPair& pair, uint64_t buffer_id,
+  void EndRequest(const GpuPair& pair, uint64_t allocation_id,
                   const absl::StatusOr<cuda::ImportedMemory>& memory) ABSL_LOCKS_EXCLUDED(mu_);
   // Memory outside the peer's arenas that tensors use or open.
   struct ForeignState {
@@ -112,7 +114,7 @@ class CudaIpcMappings final : public std::enable_shared_from_this<CudaIpcMapping
   };
   // Foreign memory to be closed, and what to call then.
   struct ToClose {
-    uint64_t buffer_id = 0;
+    uint64_t allocation_id = 0;
     std::vector<std::function<void()>> then;
   };
 

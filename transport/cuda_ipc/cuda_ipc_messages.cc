@@ -254,7 +254,7 @@ absl::StatusOr<CudaIpcFailed> DecodeCudaIpcFailed(absl::string_view body) {
 std::string EncodeCudaIpcWanted(const CudaIpcWanted& wanted) {
   return Encode(CudaIpcMessage::kWanted, 0, [&wanted](ByteWriter& writer) {
     Put(writer, wanted.pair);
-    writer.Put(wanted.buffer_id);
+    writer.Put(wanted.allocation_id);
   });
 }
 
@@ -263,7 +263,7 @@ absl::StatusOr<CudaIpcWanted> DecodeCudaIpcWanted(absl::string_view body) {
   reader.Get<uint8_t>();
   CudaIpcWanted wanted;
   wanted.pair = GetPair(reader);
-  wanted.buffer_id = reader.Get<uint64_t>();
+  wanted.allocation_id = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) return Malformed("request for a segment");
   return wanted;
 }
@@ -271,14 +271,14 @@ absl::StatusOr<CudaIpcWanted> DecodeCudaIpcWanted(absl::string_view body) {
 std::string EncodeCudaIpcReclaim(const CudaIpcReclaim& reclaim) {
   return Encode(CudaIpcMessage::kReclaim, 0, [&reclaim](ByteWriter& writer) {
     Put(writer, reclaim.pair);
-    writer.Put(reclaim.buffer_id);
+    writer.Put(reclaim.allocation_id);
   });
 }
 
 std::string EncodeCudaIpcReclaimed(const CudaIpcReclaim& reclaimed) {
   return Encode(CudaIpcMessage::kReclaimed, 0, [&reclaimed](ByteWriter& writer) {
     Put(writer, reclaimed.pair);
-    writer.Put(reclaimed.buffer_id);
+    writer.Put(reclaimed.allocation_id);
   });
 }
 
@@ -287,7 +287,7 @@ absl::StatusOr<CudaIpcReclaim> DecodeCudaIpcReclaim(absl::string_view body) {
   reader.Get<uint8_t>();
   CudaIpcReclaim reclaim;
   reclaim.pair = GetPair(reader);
-  reclaim.buffer_id = reader.Get<uint64_t>();
+  reclaim.allocation_id = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) return Malformed("request to close memory");
   return reclaim;
 }

@@ -146,14 +146,14 @@ struct CudaIpcFailed {
 // came. Answered by kSegment.
 struct CudaIpcWanted {
   GpuPair pair;
-  uint64_t buffer_id = 0;
+  uint64_t allocation_id = 0;
 };
 
 // From the sender: close this memory, which may have stayed open. No transfer that lets it stay
 // open is under way, or begins before the reply. From the receiver: it is closed.
 struct CudaIpcReclaim {
   GpuPair pair;
-  uint64_t buffer_id = 0;
+  uint64_t allocation_id = 0;
 };
 
 // From the receiver: it cannot open the memory of the transfer, which is not of the sender's arena.

@@ -7,9 +7,9 @@
 namespace ferry {
 
 std::shared_ptr<const void> CudaIpcRemoteMappings::Acquire(const GpuPair& pair,
-                                                           uint64_t buffer_id) {
-  const Key key(pair.destination, buffer_id);
-  const std::shared_ptr<const cuda::RegisteredMemory> memory = registry_->Find(buffer_id);
+                                                           uint64_t allocation_id) {
+  const Key key(pair.destination, allocation_id);
+  const std::shared_ptr<const cuda::RegisteredMemory> memory = registry_->Find(allocation_id);
   if (memory == nullptr) return nullptr;
   // Destroyed without the lock: it may be the last reference to the program's tensor.
   std::shared_ptr<const cuda::RegisteredMemory> before = memory;
@@ -74,7 +74,7 @@ void CudaIpcRemoteMappings::OnRetired(const cuda::RegisteredMemory& memory) {
 absl::Status CudaIpcRemoteMappings::OnReclaimed(const CudaIpcReclaim& reclaimed) {
   Mapping mapping;
   absl::MutexLock lock(&mu_);
-  const auto found = mappings_.find({reclaimed.pair.destination, reclaimed.buffer_id});
+  const auto found = mappings_.find({reclaimed.pair.destination, reclaimed.allocation_id});
   if (found == mappings_.end() || !found->second.is_reclaiming) {
     return absl::InvalidArgumentError(
         "the peer reports that it has closed memory that it was not asked to close");

@@ -41,7 +41,7 @@ class CudaIpcRemoteMappings final : public cuda::RegistrationListener,
   // Counts a transfer of the allocation, which keeps the result until the peer has released it. The
   // peer may leave the memory mapped behind the transfer. Null: it may not, as the
   // allocation is not registered, or is being reclaimed.
-  std::shared_ptr<const void> Acquire(const GpuPair& pair, uint64_t buffer_id)
+  std::shared_ptr<const void> Acquire(const GpuPair& pair, uint64_t allocation_id)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The peer has closed it.
   //   Errors: INVALID_ARGUMENT it had not been asked to.

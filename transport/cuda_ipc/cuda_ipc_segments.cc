@@ -12,7 +12,7 @@ absl::StatusOr<CudaIpcPiece> CudaIpcSegments::Piece(cuda::GpuArena& arena, const
   CudaIpcPiece piece;
   piece.memory = arena.Describe(buffer);
   piece.is_kept = true;
-  const std::pair key(pair.destination, piece.memory.buffer_id);
+  const std::pair key(pair.destination, piece.memory.allocation_id);
   {
     absl::MutexLock lock(&mu_);
     if (sent_.contains(key)) return piece;
@@ -30,15 +30,15 @@ absl::StatusOr<CudaIpcPiece> CudaIpcSegments::Piece(cuda::GpuArena& arena, const
 
 void CudaIpcSegments::MarkSent(const GpuPair& pair,
                                std::shared_ptr<const cuda::HeldSegment> segment) {
-  const uint64_t id = segment->descriptor().buffer_id;
+  const uint64_t id = segment->descriptor().allocation_id;
   absl::MutexLock lock(&mu_);
   sent_.emplace(std::pair(pair.destination, id), std::move(segment));
 }
 
 std::shared_ptr<const cuda::HeldSegment> CudaIpcSegments::Find(const GpuPair& pair,
-                                                               uint64_t buffer_id) const {
+                                                               uint64_t allocation_id) const {
   absl::MutexLock lock(&mu_);
-  const auto found = sent_.find({pair.destination, buffer_id});
+  const auto found = sent_.find({pair.destination, allocation_id});
   return found == sent_.end() ? nullptr : found->second;
 }
 

@@ -41,13 +41,13 @@ class CudaIpcSegments final {
   void MarkSent(const GpuPair& pair, std::shared_ptr<const cuda::HeldSegment> segment)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Null: it was not sent to that device.
-  std::shared_ptr<const cuda::HeldSegment> Find(const GpuPair& pair, uint64_t buffer_id) const
+  std::shared_ptr<const cuda::HeldSegment> Find(const GpuPair& pair, uint64_t allocation_id) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // The control channel has ended: `grace` holds the segments for as long as the peer may need.
   void Abort(DeferredReleaseQueue& grace) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // By the peer's device and the buffer id.
+  // By the peer's device and the allocation id.
   using Sent =
       absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const cuda::HeldSegment>>;
 

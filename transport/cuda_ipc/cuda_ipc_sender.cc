@@ -25,7 +25,7 @@ constexpr absl::Duration kRefusedFor = absl::Seconds(10);
 
 // Identifies what was refused: the whole pool, if it has one.
 uint64_t RefusedId(const cuda::IpcDescriptor& memory) {
-  return memory.pool_id != 0 ? memory.pool_id : memory.buffer_id;
+  return memory.pool_id != 0 ? memory.pool_id : memory.allocation_id;
 }
 
 bool MayKeepRegistered(const Endpoint& peer) {
@@ -93,7 +93,8 @@ absl::Status CudaIpcSender::OnControlMessage(absl::string_view body) {
 }
 
 absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
-  std::shared_ptr<const cuda::HeldSegment> held = segments_->Find(wanted.pair, wanted.buffer_id);
+  std::shared_ptr<const cuda::HeldSegment> held =
+      segments_->Find(wanted.pair, wanted.allocation_id);
   if (held == nullptr) {
     return absl::InvalidArgumentError("a request for a segment that it was not told of");
   }
@@ -253,9 +254,9 @@ absl::StatusOr<CudaIpcSender::Plan> CudaIpcSender::PlanFor(Gpu& gpu, const GpuPa
     if (each.fd.valid()) plan.descriptors.push_back(std::move(each.fd));
     if (!peer_may_keep_) piece.memory.pool_id = 0;
     if (peer_may_keep_registered_ &&
-        environment_.gpus->exports()->IsKnown(piece.memory.buffer_id)) {
+        environment_.gpus->exports()->IsKnown(piece.memory.allocation_id)) {
       // Null if the program wants it back: then the peer closes it before the ACK.
-      auto mapping = remote_mappings_->Acquire(pair, piece.memory.buffer_id);
+      auto mapping = remote_mappings_->Acquire(pair, piece.memory.allocation_id);
       piece.may_stay_open = mapping != nullptr;
       if (mapping != nullptr) plan.remote_mappings.push_back(std::move(mapping));
     } else {
