@@ -30,7 +30,7 @@ namespace ferry::check {
 namespace {
 
 // Every fake driver has this function.
-constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
+constexpr char kMarkOfTheDouble[] = "strict_cuda_violations";
 
 // For a GPU whose driver accepts Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";

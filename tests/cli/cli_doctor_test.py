@@ -104,7 +104,7 @@ class WithGpus(Doctor):
     def setUp(self):
         session = tempfile.TemporaryDirectory()
         self.addCleanup(session.cleanup)
-        self.report = pathlib.Path(session.name) / "breaches.log"
+        self.report = pathlib.Path(session.name) / "violations.log"
         self.variables = {**{name: os.environ["STRICT_CUDA"] for name in LIBRARIES},
                           "STRICT_CUDA_SESSION": session.name}
 

@@ -94,7 +94,7 @@ class CudaTest : public ::testing::Test {
     const auto outstanding = reinterpret_cast<int (*)()>(StrictSymbol("strict_cuda_outstanding"));
     for (int i = 0; i < 5000 && outstanding() != 0; ++i) absl::SleepFor(absl::Milliseconds(1));
     EXPECT_EQ(outstanding(), 0);
-    EXPECT_EQ(reinterpret_cast<int (*)()>(StrictSymbol("strict_cuda_breaches"))(), 0);
+    EXPECT_EQ(reinterpret_cast<int (*)()>(StrictSymbol("strict_cuda_violations"))(), 0);
     reinterpret_cast<void (*)()>(StrictSymbol("strict_cuda_clear_faults"))();
   }
 

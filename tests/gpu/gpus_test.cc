@@ -380,8 +380,8 @@ int ImplicitSyncs() {
   return reinterpret_cast<int (*)()>(cuda::StrictSymbol("strict_cuda_implicit_syncs"))();
 }
 
-int ImplicitSyncBreaches() {
-  return reinterpret_cast<int (*)(const char*)>(cuda::StrictSymbol("strict_cuda_breaches_of"))(
+int ImplicitSyncViolations() {
+  return reinterpret_cast<int (*)(const char*)>(cuda::StrictSymbol("strict_cuda_violations_of"))(
       "implicit-sync-in-flight");
 }
 
@@ -393,10 +393,10 @@ TEST_F(GpusTest, OutsideAnExternalNcclScope_ADriverAllocationRunsBesideAPrograms
   setenv("STRICT_CUDA_ON_BREACH", "record", 1);
   nccl.Launch();
   EXPECT_OK(gpus->Allocate(0, DataType::kUint8, *Shape::Create({int64_t{64} << 20})).status());
-  EXPECT_GT(ImplicitSyncBreaches(), 0);
+  EXPECT_GT(ImplicitSyncViolations(), 0);
   nccl.Stop();
   unsetenv("STRICT_CUDA_ON_BREACH");
-  reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_breaches"))();
+  reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_violations"))();
 }
 
 TEST_F(GpusTest, InAnExternalNcclScope_NothingSynchronisesUntilTheProgramsNcclHasCompleted) {

@@ -188,7 +188,7 @@ GpuPairOptions WithPuts() {
   GpuPairOptions options = Apart();
   options.transfer.transports.nccl.put_bytes = uint64_t{16} << 20;
   options.environment = {{"STRICT_CUDA_NCCL_VERSION", "23007"},
-                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "breach"}};
+                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "violation"}};
   return options;
 }
 

@@ -140,7 +140,7 @@ TEST(NcclArbiter, CollectivesNextToPuts_DoNotDeadlock) {
   GpuPairOptions options = Apart();
   options.transfer.transports.nccl.put_bytes = uint64_t{4} << 20;
   options.environment = {{"STRICT_CUDA_NCCL_VERSION", "23007"},
-                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "breach"}};
+                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "violation"}};
   AddUpNextToTransfers(options);
 }
 

@@ -28,7 +28,7 @@ GpuPairOptions WithPuts() {
   options.transfer.require_transport = "nccl";
   options.transfer.transports.nccl.put_bytes = kPool;
   options.environment = {{"STRICT_CUDA_NCCL_VERSION", "23007"},
-                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "breach"}};
+                         {"STRICT_CUDA_NCCL_EARLY_WAIT", "violation"}};
   return options;
 }
 

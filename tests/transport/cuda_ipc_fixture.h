@@ -48,7 +48,7 @@ class CudaIpcTest : public ::testing::Test {
     loop_->Stop();
     gpus_->Stop();
     gpus_ = nullptr;
-    EXPECT_EQ(reinterpret_cast<int (*)()>(cuda::StrictSymbol("strict_cuda_breaches"))(), 0);
+    EXPECT_EQ(reinterpret_cast<int (*)()>(cuda::StrictSymbol("strict_cuda_violations"))(), 0);
   }
 
   // Blocks until what was posted before has run.

@@ -349,10 +349,10 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
                         void** parameters, void** extra);
 
 // The fake's own functions, for tests.
-int strict_cuda_breaches();                     // of this process, in all
-int strict_cuda_breaches_of(const char* rule);  // of one rule, such as "ipc-same-process"
-const char* strict_cuda_last_breach();          // its rule, or ""; valid until the next breach
-void strict_cuda_clear_breaches();
+int strict_cuda_violations();                     // of this process, in all
+int strict_cuda_violations_of(const char* rule);  // of one rule, such as "ipc-same-process"
+const char* strict_cuda_last_violation();         // its rule, or ""; valid until the next violation
+void strict_cuda_clear_violations();
 // After `after_n` other calls, the call of `symbol` fails with `error`, `times` times.
 void strict_cuda_fail_next(const char* symbol, int error, int after_n);
 void strict_cuda_fail(const char* symbol, int error, int after_n, int times);

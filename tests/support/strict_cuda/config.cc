@@ -90,6 +90,12 @@ std::vector<int> ReadVisible(const std::vector<DeviceConfig>& devices) {
   return visible;
 }
 
+// `breach` is the value's former name.
+bool IsViolation(const char* variable) {
+  const std::string value = FromEnvironment(variable, "ignore");
+  return value == "violation" || value == "breach";
+}
+
 // The driver's variable, which programs set, is above the machine's own number.
 int ReadConnections() {
   const int64_t own = NumberFromEnvironment("STRICT_CUDA_CONNECTIONS", 8);
@@ -134,11 +140,11 @@ Config Read() {
   config.nccl_absent_rank =
       static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_ABSENT_RANK", -1));
   config.nccl_abort_is_watched =
-      FromEnvironment("STRICT_CUDA_NCCL_PEER_ABORT", "breach") == "breach";
+      FromEnvironment("STRICT_CUDA_NCCL_PEER_ABORT", "violation") != "ignore";
   const std::string windows = FromEnvironment("STRICT_CUDA_NCCL_WINDOWS", "puts");
   config.nccl_has_windows = windows != "none";
   config.nccl_has_puts = windows == "puts";
-  config.nccl_waits_early = FromEnvironment("STRICT_CUDA_NCCL_EARLY_WAIT", "ignore") != "breach";
+  config.nccl_waits_early = !IsViolation("STRICT_CUDA_NCCL_EARLY_WAIT");
   config.nccl_launch_us = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_LAUNCH_US", 60));
   config.nccl_memory = NumberFromEnvironment("STRICT_CUDA_NCCL_MEMORY", 0);
   for (const std::string& part : SplitText(FromEnvironment("STRICT_CUDA_ATTRIBUTES", ""), ',')) {

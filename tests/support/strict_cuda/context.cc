@@ -2,11 +2,11 @@
 // Primary contexts, the stack of each thread, and peer access.
 #include "tests/support/strict_cuda/context.h"
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {

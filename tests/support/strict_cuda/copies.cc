@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -89,7 +89,7 @@ CUresult Check(const Context& context, CUdeviceptr pointer, size_t bytes, bool i
       found->is_beyond = true;
     }
     if (piece.range != nullptr && piece.range->free_pending) {
-      Breach(Rule::kUseAfterFree, call, "0x%llx was given to cuMemFreeAsync", pointer);
+      Violation(Rule::kUseAfterFree, call, "0x%llx was given to cuMemFreeAsync", pointer);
       return CUDA_ERROR_INVALID_VALUE;
     }
   }

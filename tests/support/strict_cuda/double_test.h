@@ -151,7 +151,7 @@ class DoubleTest : public ::testing::Test {
     }
   }
   ~DoubleTest() override {
-    for (const char* file : {"/machine", "/breaches.log"}) unlink((session_ + file).c_str());
+    for (const char* file : {"/machine", "/violations.log"}) unlink((session_ + file).c_str());
     rmdir(session_.c_str());
   }
 
@@ -186,9 +186,9 @@ class DoubleTest : public ::testing::Test {
     EXPECT_THAT(outcome.text, ::testing::Not(::testing::HasSubstr("Sanitizer")));
   }
   // It was caught: aborted with the rule's name.
-  void ExpectBreach(const Outcome& outcome, const std::string& rule) {
+  void ExpectViolation(const Outcome& outcome, const std::string& rule) {
     EXPECT_TRUE(outcome.Aborted()) << "status " << outcome.status << "\n" << outcome.text;
-    EXPECT_THAT(outcome.text, ::testing::HasSubstr("breach of \"" + rule + "\""));
+    EXPECT_THAT(outcome.text, ::testing::HasSubstr("violation of \"" + rule + "\""));
   }
 
   std::string session_;

@@ -388,7 +388,7 @@ TEST_F(DriverTest, KernelOnFreedMemory_EndsTheUseOfTheDriver) {
     OK(CU(cuLaunchKernel)(LoadKernel("ferry_pattern_fill"), 1, 1, 1, 32, 1, 1, 0, stream,
                           parameters, nullptr));
     EXPECT_CU(CUDA_ERROR_ILLEGAL_ADDRESS, CU(cuStreamSynchronize)(stream));
-    REQUIRE(CU(strict_cuda_breaches_of)("use-after-free") == 1);
+    REQUIRE(CU(strict_cuda_violations_of)("use-after-free") == 1);
     ExpectAllCallsFail(CUDA_ERROR_ILLEGAL_ADDRESS, other, stream);
   }));
 }

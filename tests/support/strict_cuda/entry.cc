@@ -13,8 +13,8 @@
 #include <string>
 #include <utility>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/config.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -102,8 +102,8 @@ void CheckFork(const char* symbol) {
   const pid_t self = getpid();
   pid_t expected = 0;
   if (home.compare_exchange_strong(expected, self) || expected == self) return;
-  Breach(Rule::kFork, symbol, "process %d uses the driver that was initialized in process %d", self,
-         expected);
+  Violation(Rule::kFork, symbol, "process %d uses the driver that was initialized in process %d",
+            self, expected);
 }
 
 void SetInitialized() { initialized = true; }
@@ -120,7 +120,7 @@ void SetInHostFunction(bool is_in) { in_host_function = is_in; }
 CUresult Enter(const char* symbol) {
   if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   CheckFork(symbol);
-  if (in_host_function) Breach(Rule::kHostFunction, symbol, "called by a host function");
+  if (in_host_function) Violation(Rule::kHostFunction, symbol, "called by a host function");
   if (const CUresult error = ProcessError(); error != CUDA_SUCCESS) return error;
   is_access_illegal = false;
   return TakeFault(symbol);

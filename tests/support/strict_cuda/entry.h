@@ -23,7 +23,7 @@ CUresult ProcessError();
 // Whether the work that the current call enqueues is to access an illegal address (fault -3). True
 // once.
 bool TakeIllegalAccess();
-// While a thread runs a host function of a stream, each call in it is a breach.
+// While a thread runs a host function of a stream, each call in it is a violation.
 void SetInHostFunction(bool is_in);
 
 }  // namespace strict_cuda

@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -25,7 +25,7 @@ CUresult FindEvent(CUevent handle, const char* call) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   if (Events().count(handle) == 0) return CUDA_ERROR_INVALID_HANDLE;
   if (!handle->destroyed) return CUDA_SUCCESS;
-  Breach(Rule::kUseAfterDestroy, call, "event %p was destroyed", static_cast<void*>(handle));
+  Violation(Rule::kUseAfterDestroy, call, "event %p was destroyed", static_cast<void*>(handle));
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -54,8 +54,8 @@ uint64_t NextRecord(SharedEvent& shared, const char* call) {
   const MachineLock lock;
   for (const Waiter& waiter : shared.waiters) {
     if (waiter.sequence == 0 || waiter.process == Self() || !IsAlive(waiter.process)) continue;
-    Breach(Rule::kEventReuse, call, "process %d has not passed its wait for record %llu",
-           waiter.process.pid, static_cast<unsigned long long>(waiter.sequence));  // NOLINT
+    Violation(Rule::kEventReuse, call, "process %d has not passed its wait for record %llu",
+              waiter.process.pid, static_cast<unsigned long long>(waiter.sequence));  // NOLINT
     break;
   }
   return ++shared.recorded;
@@ -68,12 +68,12 @@ CUresult WaitShared(EventHandle& event, StreamHandle& stream, const char* call) 
     const MachineLock lock;
     sequence = shared.recorded;
     if (event.is_imported && shared.gone) {
-      Breach(Rule::kEventDestroyedWhileImported, call, "its exporter destroyed the event");
+      Violation(Rule::kEventDestroyedWhileImported, call, "its exporter destroyed the event");
       return CUDA_ERROR_INVALID_HANDLE;
     }
     if (event.is_imported && sequence == 0) {
-      Breach(Rule::kEventWaitBeforeRecord, call, "the event of process %d has no record yet",
-             shared.owner.pid);
+      Violation(Rule::kEventWaitBeforeRecord, call, "the event of process %d has no record yet",
+                shared.owner.pid);
     }
     if (shared.done >= sequence) return CUDA_SUCCESS;
     for (Waiter& waiter : shared.waiters) {
@@ -138,7 +138,7 @@ STRICT_CUDA_EXPORT CUresult cuEventCreate(CUevent* event, unsigned int flags) {
   Context* context = nullptr;
   if (const CUresult result = RequireContext(&context); result != 0) return result;
   if ((flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0) {
-    Breach(Rule::kEventInterprocessTiming, __func__, "flags are %u", flags);
+    Violation(Rule::kEventInterprocessTiming, __func__, "flags are %u", flags);
     return CUDA_ERROR_INVALID_VALUE;
   }
   SharedEvent* shared = nullptr;
@@ -163,7 +163,7 @@ STRICT_CUDA_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
     } else {
       const int32_t importer = event->shared->importers.OtherThan(ProcessId{});
       if (importer != 0) {
-        Breach(Rule::kEventDestroyedWhileImported, __func__, "process %d has it open", importer);
+        Violation(Rule::kEventDestroyedWhileImported, __func__, "process %d has it open", importer);
       }
       event->shared->gone = true;
     }

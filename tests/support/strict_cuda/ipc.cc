@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <cstring>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/events.h"
 #include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -85,13 +85,13 @@ STRICT_CUDA_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdevicept
   const std::shared_ptr<Range> range = Find(pointer);
   if (range == nullptr) {
     if (IsDeviceAddress(pointer)) {
-      Breach(Rule::kUseAfterFree, __func__, "0x%llx is not allocated", pointer);
+      Violation(Rule::kUseAfterFree, __func__, "0x%llx is not allocated", pointer);
     }
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (range->kind != Kind::kDevice) {
-    Breach(Rule::kIpcMemoryKind, __func__, "0x%llx is other memory (kind %d)", pointer,
-           static_cast<int>(range->kind));
+    Violation(Rule::kIpcMemoryKind, __func__, "0x%llx is other memory (kind %d)", pointer,
+              static_cast<int>(range->kind));
     return CUDA_ERROR_INVALID_VALUE;
   }
   const MachineLock machine_lock;
@@ -126,7 +126,7 @@ STRICT_CUDA_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMem
   const HandleBytes bytes = Read(handle);
   if (bytes.magic != kMemoryMagic) return CUDA_ERROR_INVALID_VALUE;
   if (bytes.pid == Self().pid) {
-    Breach(Rule::kIpcSameProcess, __func__, "the handle is of this process");
+    Violation(Rule::kIpcSameProcess, __func__, "the handle is of this process");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
   {
@@ -171,10 +171,10 @@ STRICT_CUDA_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     const std::lock_guard<std::mutex> lock(ProcessMutex());
     range = Find(pointer);
     if (range == nullptr || range->kind != Kind::kImported || range->base != pointer) {
-      Breach(Rule::kIpcDoubleClose, __func__, "0x%llx is %s", pointer,
-             range == nullptr                 ? "not open (any more)"
-             : range->kind != Kind::kImported ? "not imported memory"
-                                              : "inside an import, not its start");
+      Violation(Rule::kIpcDoubleClose, __func__, "0x%llx is %s", pointer,
+                range == nullptr                 ? "not open (any more)"
+                : range->kind != Kind::kImported ? "not imported memory"
+                                                 : "inside an import, not its start");
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (--range->open_count > 0) return CUDA_SUCCESS;
@@ -190,8 +190,8 @@ STRICT_CUDA_EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUeven
   if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckEvent(event, __func__); result != 0) return result;
   if (event->shared == nullptr || event->is_imported) {
-    Breach(Rule::kEventNotInterprocess, __func__, "the event's flags are %u%s", event->flags,
-           event->is_imported ? ", and it is another process's" : "");
+    Violation(Rule::kEventNotInterprocess, __func__, "the event's flags are %u%s", event->flags,
+              event->is_imported ? ", and it is another process's" : "");
     return CUDA_ERROR_INVALID_HANDLE;
   }
   const HandleBytes bytes = {kEventMagic, event->shared->id, event->shared->owner.pid, 0, 0};
@@ -207,7 +207,7 @@ STRICT_CUDA_EXPORT CUresult cuIpcOpenEventHandle(CUevent* event, CUipcEventHandl
   const HandleBytes bytes = Read(handle);
   if (bytes.magic != kEventMagic) return CUDA_ERROR_INVALID_VALUE;
   if (bytes.pid == Self().pid) {
-    Breach(Rule::kEventSameProcess, __func__, "the handle is of this process");
+    Violation(Rule::kEventSameProcess, __func__, "the handle is of this process");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
   SharedEvent* shared = nullptr;

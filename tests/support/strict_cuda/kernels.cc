@@ -15,10 +15,10 @@
 #include "tests/support/strict_cuda/kernels.h"
 
 #include "gpu/kernels/elements.h"
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 
@@ -28,14 +28,14 @@ std::unique_ptr<Use> Access(Context& context, uint64_t pointer, size_t bytes, bo
   if (result == CUDA_SUCCESS) {
     for (const Piece& piece : use->pieces()) {
       if (piece.range == nullptr) {
-        Breach(Rule::kNoAccess, kLaunchCall, "0x%llx is pageable host memory",
-               static_cast<CUdeviceptr>(pointer));
+        Violation(Rule::kNoAccess, kLaunchCall, "0x%llx is pageable host memory",
+                  static_cast<CUdeviceptr>(pointer));
         result = CUDA_ERROR_ILLEGAL_ADDRESS;
       } else if (piece.range->kind == Kind::kDevice && piece.range->physical != context.physical &&
                  !context.peer_enabled[piece.range->physical]) {
-        Breach(Rule::kNoAccess, kLaunchCall,
-               "0x%llx is of device %d, to which device %d has no peer access enabled",
-               static_cast<CUdeviceptr>(pointer), piece.range->physical, context.physical);
+        Violation(Rule::kNoAccess, kLaunchCall,
+                  "0x%llx is of device %d, to which device %d has no peer access enabled",
+                  static_cast<CUdeviceptr>(pointer), piece.range->physical, context.physical);
         result = CUDA_ERROR_ILLEGAL_ADDRESS;
       }
     }
@@ -236,7 +236,7 @@ STRICT_CUDA_EXPORT CUresult cuModuleUnload(CUmodule module) {
   if (!IsHandle(module)) return CUDA_ERROR_INVALID_HANDLE;
   CheckImplicitSync(__func__);
   if (module->unloaded.exchange(true)) {
-    Breach(Rule::kDoubleFree, __func__, "the module was unloaded before");
+    Violation(Rule::kDoubleFree, __func__, "the module was unloaded before");
   }
   return CUDA_SUCCESS;
 }
@@ -274,7 +274,7 @@ STRICT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gri
   StreamHandle* stream = nullptr;
   if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;
   if (function->module->unloaded) {
-    Breach(Rule::kUseAfterDestroy, __func__, "the kernel's module was unloaded");
+    Violation(Rule::kUseAfterDestroy, __func__, "the kernel's module was unloaded");
     return CUDA_ERROR_INVALID_HANDLE;
   }
   if (function->module->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;

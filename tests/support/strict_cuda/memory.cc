@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "tests/support/strict_cuda/blocks.h"
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/machine.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 
@@ -34,8 +34,8 @@ CUresult CheckAccess(const Range& range, int by, bool is_write, const char* call
   if (!by_table) return CUDA_SUCCESS;
   const int needed = is_write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
   if ((range.access[by] & needed) == needed) return CUDA_SUCCESS;
-  Breach(Rule::kNoAccess, call, "device %d has no %s access to 0x%llx", by,
-         is_write ? "write" : "read", range.base);
+  Violation(Rule::kNoAccess, call, "device %d has no %s access to 0x%llx", by,
+            is_write ? "write" : "read", range.base);
   return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
@@ -95,10 +95,10 @@ CUresult Resolve(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const
         pieces->push_back({reinterpret_cast<char*>(pointer), bytes, nullptr});
         return CUDA_SUCCESS;
       }
-      Breach(Rule::kUseAfterFree, call,
-             "0x%llx is no device memory of this process: freed, "
-             "closed, past the end, or a pointer of another process",
-             pointer);
+      Violation(Rule::kUseAfterFree, call,
+                "0x%llx is no device memory of this process: freed, "
+                "closed, past the end, or a pointer of another process",
+                pointer);
       return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
     if (const CUresult result = CheckAccess(*range, by, is_write, call); result != 0) {
@@ -109,8 +109,8 @@ CUresult Resolve(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const
     pieces->push_back({range->host + skip, here, range});
     // Only mappings may continue in their neighbour; an allocation ends where it ends.
     if (here < bytes && range->kind != Kind::kVmm) {
-      Breach(Rule::kUseAfterFree, call, "%zu bytes at 0x%llx, which ends after %zu", bytes, pointer,
-             here);
+      Violation(Rule::kUseAfterFree, call, "%zu bytes at 0x%llx, which ends after %zu", bytes,
+                pointer, here);
       return CUDA_ERROR_INVALID_VALUE;
     }
     pointer += here;
@@ -127,7 +127,8 @@ CUresult Touch(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const c
   if (result != 0) return result;
   for (const Piece& piece : pieces) {
     if (piece.range == nullptr || IsReady(*piece.range)) continue;
-    Breach(Rule::kUseBeforeReady, call, "0x%llx has not been allocated yet on its stream", pointer);
+    Violation(Rule::kUseBeforeReady, call, "0x%llx has not been allocated yet on its stream",
+              pointer);
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   }
   *use = std::make_unique<Use>(std::move(pieces));
@@ -138,20 +139,21 @@ void CheckImplicitSync(const char* call) {
   ++implicit_syncs;
   const int in_flight = nccl_in_flight;
   if (in_flight == 0) return;
-  Breach(Rule::kImplicitSync, call, "%d NCCL operations of this process are in flight", in_flight);
+  Violation(Rule::kImplicitSync, call, "%d NCCL operations of this process are in flight",
+            in_flight);
 }
 
 void Release(const std::shared_ptr<Range>& range, const char* call) {
   if (range->uses > 0) {
-    Breach(Rule::kFreeInUse, call, "0x%llx is being used by another stream", range->base);
+    Violation(Rule::kFreeInUse, call, "0x%llx is being used by another stream", range->base);
   }
   {
     const MachineLock lock;
     if (Export* const entry = FindExport(range->export_id); entry != nullptr) {
       const int32_t importer = entry->importers.OtherThan(ProcessId{});
       if (importer != 0) {
-        Breach(Rule::kFreeWhileImported, call, "0x%llx (%zu bytes) is open in process %d",
-               range->base, range->bytes, importer);
+        Violation(Rule::kFreeWhileImported, call, "0x%llx (%zu bytes) is open in process %d",
+                  range->base, range->bytes, importer);
       }
       entry->gone = true;
     }

@@ -5,11 +5,11 @@
 #include <cstring>
 
 #include "tests/support/strict_cuda/blocks.h"
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -63,15 +63,15 @@ CUresult NewHostRange(Context& context, void** pointer, size_t bytes, Kind kind)
   return CUDA_SUCCESS;
 }
 
-// The range that begins at `pointer`; otherwise a breach, and null.
+// The range that begins at `pointer`; otherwise a violation, and null.
 std::shared_ptr<Range> FindToFree(CUdeviceptr pointer, const char* call) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const std::shared_ptr<Range> range = Find(pointer);
   if (range != nullptr && range->base == pointer && !range->free_pending) return range;
-  Breach(Rule::kDoubleFree, call, "0x%llx is %s", pointer,
-         range == nullptr         ? "not allocated (any more)"
-         : range->base != pointer ? "inside an allocation, not its start"
-                                  : "being freed by cuMemFreeAsync");
+  Violation(Rule::kDoubleFree, call, "0x%llx is %s", pointer,
+            range == nullptr         ? "not allocated (any more)"
+            : range->base != pointer ? "inside an allocation, not its start"
+                                     : "being freed by cuMemFreeAsync");
   return nullptr;
 }
 
@@ -106,7 +106,8 @@ STRICT_CUDA_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const std::shared_ptr<Range> range = FindToFree(pointer, __func__);
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (range->kind == Kind::kImported) {
-    Breach(Rule::kIpcDoubleClose, __func__, "0x%llx was opened: it is closed, not freed", pointer);
+    Violation(Rule::kIpcDoubleClose, __func__, "0x%llx was opened: it is closed, not freed",
+              pointer);
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (range->kind != Kind::kDevice && range->kind != Kind::kPool &&

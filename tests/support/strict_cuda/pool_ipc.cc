@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/pools.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <set>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -33,7 +33,7 @@ CUresult Allocate(CUdeviceptr* pointer, size_t bytes, PoolHandle& pool, StreamHa
                   const char* call) {
   if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (pool.is_imported) {
-    Breach(Rule::kPoolImportedAlloc, call, "the pool is another process's");
+    Violation(Rule::kPoolImportedAlloc, call, "the pool is another process's");
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto range = std::make_shared<Range>();
@@ -83,7 +83,7 @@ CUresult CheckPool(CUmemoryPool pool, const char* call) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   if (Pools().count(pool) == 0) return CUDA_ERROR_INVALID_VALUE;
   if (!pool->destroyed) return CUDA_SUCCESS;
-  Breach(Rule::kUseAfterDestroy, call, "pool %p was destroyed", static_cast<void*>(pool));
+  Violation(Rule::kUseAfterDestroy, call, "pool %p was destroyed", static_cast<void*>(pool));
   return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -236,8 +236,8 @@ STRICT_CUDA_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle)
     const std::lock_guard<std::mutex> lock(ProcessMutex());
     range = Find(pointer);
     if (range == nullptr || range->base != pointer || range->free_pending) {
-      Breach(Rule::kDoubleFree, __func__, "0x%llx is not allocated (any more), or not its start",
-             pointer);
+      Violation(Rule::kDoubleFree, __func__, "0x%llx is not allocated (any more), or not its start",
+                pointer);
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (range->kind != Kind::kPool && range->kind != Kind::kImportedPool &&

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -138,14 +138,14 @@ CUresult FindStream(CUstream handle, const char* call, StreamHandle** stream) {
   }
   if (!IsStream(handle)) return CUDA_ERROR_INVALID_HANDLE;
   if (handle->destroyed) {
-    Breach(Rule::kUseAfterDestroy, call, "stream %p was destroyed", static_cast<void*>(handle));
+    Violation(Rule::kUseAfterDestroy, call, "stream %p was destroyed", static_cast<void*>(handle));
     return CUDA_ERROR_INVALID_HANDLE;
   }
   if (handle->nccl_pending) {
-    Breach(Rule::kNcclNotReady, call,
-           "stream %p waits for an NCCL launch that is in progress: what is enqueued now runs "
-           "before it",
-           static_cast<void*>(handle));
+    Violation(Rule::kNcclNotReady, call,
+              "stream %p waits for an NCCL launch that is in progress: what is enqueued now runs "
+              "before it",
+              static_cast<void*>(handle));
   }
   *stream = handle;
   return handle->context->error;

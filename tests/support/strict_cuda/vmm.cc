@@ -4,9 +4,9 @@
 
 #include <map>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/memory.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -131,12 +131,12 @@ STRICT_CUDA_EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) 
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const auto found = TheTables().reservations.find(pointer);
   if (found == TheTables().reservations.end() || found->second != bytes) {
-    Breach(Rule::kVmm, __func__, "0x%llx with %zu bytes is no reservation", pointer, bytes);
+    Violation(Rule::kVmm, __func__, "0x%llx with %zu bytes is no reservation", pointer, bytes);
     return CUDA_ERROR_INVALID_VALUE;
   }
   for (const std::shared_ptr<Range>& range : RangesOf(nullptr)) {
     if (range->kind != Kind::kVmm || range->reservation != pointer) continue;
-    Breach(Rule::kVmm, __func__, "0x%llx is still mapped", range->base);
+    Violation(Rule::kVmm, __func__, "0x%llx is still mapped", range->base);
     return CUDA_ERROR_INVALID_VALUE;
   }
   TheTables().reservations.erase(found);
@@ -169,7 +169,7 @@ STRICT_CUDA_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   Allocation* const allocation = FindAllocation(handle);
   if (allocation == nullptr) {
-    Breach(Rule::kDoubleFree, __func__, "handle 0x%llx is not held (any more)", handle);
+    Violation(Rule::kDoubleFree, __func__, "handle 0x%llx is not held (any more)", handle);
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (--allocation->references > 0) return CUDA_SUCCESS;
@@ -191,15 +191,15 @@ STRICT_CUDA_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t o
   const auto* const reservation = FindReservation(pointer, bytes);
   if (allocation == nullptr || reservation == nullptr || flags != 0 || offset != 0 ||
       !IsGranular(pointer) || bytes != allocation->backing->bytes()) {
-    Breach(Rule::kVmm, __func__, "%zu bytes at 0x%llx, offset %zu: %s", bytes, pointer, offset,
-           allocation == nullptr    ? "no such handle"
-           : reservation == nullptr ? "not inside a reservation"
-                                    : "not the whole allocation at offset 0, aligned");
+    Violation(Rule::kVmm, __func__, "%zu bytes at 0x%llx, offset %zu: %s", bytes, pointer, offset,
+              allocation == nullptr    ? "no such handle"
+              : reservation == nullptr ? "not inside a reservation"
+                                       : "not the whole allocation at offset 0, aligned");
     return CUDA_ERROR_INVALID_VALUE;
   }
   for (const std::shared_ptr<Range>& range : RangesOf(nullptr)) {
     if (range->base < pointer + bytes && pointer < range->base + range->bytes) {
-      Breach(Rule::kVmm, __func__, "0x%llx is mapped already", range->base);
+      Violation(Rule::kVmm, __func__, "0x%llx is mapped already", range->base);
       return CUDA_ERROR_INVALID_VALUE;
     }
   }
@@ -229,7 +229,7 @@ STRICT_CUDA_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     mappings = MappingsOf(pointer, bytes);
   }
   if (mappings.empty()) {
-    Breach(Rule::kVmm, __func__, "%zu bytes at 0x%llx are not whole mappings", bytes, pointer);
+    Violation(Rule::kVmm, __func__, "%zu bytes at 0x%llx are not whole mappings", bytes, pointer);
     return CUDA_ERROR_INVALID_VALUE;
   }
   for (const int physical : GetConfig().visible) {
@@ -259,7 +259,7 @@ STRICT_CUDA_EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes,
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const std::vector<std::shared_ptr<Range>> mappings = MappingsOf(pointer, bytes);
   if (mappings.empty()) {
-    Breach(Rule::kVmm, __func__, "%zu bytes at 0x%llx are not whole mappings", bytes, pointer);
+    Violation(Rule::kVmm, __func__, "%zu bytes at 0x%llx are not whole mappings", bytes, pointer);
     return CUDA_ERROR_INVALID_VALUE;
   }
   for (size_t i = 0; i < count; ++i) {

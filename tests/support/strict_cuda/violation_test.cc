@@ -9,10 +9,10 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-class BreachTest : public DoubleTest {
+class ViolationTest : public DoubleTest {
  protected:
   void ExpectCaught(const std::string& rule, const std::function<void()>& body) {
-    ExpectBreach(RunAlone(body), rule);
+    ExpectViolation(RunAlone(body), rule);
   }
 };
 
@@ -23,30 +23,30 @@ CUmemAllocationProp Prop() {
   return prop;
 }
 
-TEST_F(BreachTest, ReportsAreKeptAndCanBeCounted) {
+TEST_F(ViolationTest, ReportsAreKeptAndCanBeCounted) {
   setenv("STRICT_CUDA_ON_BREACH", "record", 1);
   const Outcome outcome = RunAlone([] {
     UseDevice();
     const CUdeviceptr memory = Alloc(16);
     OK(CU(cuMemFree_v2)(memory));
     EXPECT_CU(CUDA_ERROR_INVALID_VALUE, CU(cuMemFree_v2)(memory));
-    REQUIRE(CU(strict_cuda_breaches)() == 1);
-    REQUIRE(CU(strict_cuda_breaches_of)("double-free") == 1);
-    REQUIRE(std::string(CU(strict_cuda_last_breach)()) == "double-free");
-    CU(strict_cuda_clear_breaches)();
-    REQUIRE(CU(strict_cuda_breaches)() == 0);
+    REQUIRE(CU(strict_cuda_violations)() == 1);
+    REQUIRE(CU(strict_cuda_violations_of)("double-free") == 1);
+    REQUIRE(std::string(CU(strict_cuda_last_violation)()) == "double-free");
+    CU(strict_cuda_clear_violations)();
+    REQUIRE(CU(strict_cuda_violations)() == 0);
   });
   ExpectSuccess(outcome);
-  FILE* const file = std::fopen((session_ + "/breaches.log").c_str(), "r");
+  FILE* const file = std::fopen((session_ + "/violations.log").c_str(), "r");
   ASSERT_NE(file, nullptr);
   char line[256] = "";
   EXPECT_NE(std::fgets(line, sizeof(line), file), nullptr);
   std::fclose(file);
-  EXPECT_THAT(line, ::testing::HasSubstr("breach of \"double-free\" in cuMemFree_v2"));
+  EXPECT_THAT(line, ::testing::HasSubstr("violation of \"double-free\" in cuMemFree_v2"));
 }
 
 // In the driver's unit of size, and not of the allocation.
-TEST_F(BreachTest, BytesBehindTheRequestedOnes) {
+TEST_F(ViolationTest, BytesBehindTheRequestedOnes) {
   ExpectCaught("use-after-free", [] {
     UseDevice();
     const CUdeviceptr memory = Alloc(1000);
@@ -54,7 +54,7 @@ TEST_F(BreachTest, BytesBehindTheRequestedOnes) {
   });
 }
 
-TEST_F(BreachTest, Fork) {
+TEST_F(ViolationTest, Fork) {
   ExpectCaught("fork", [] {
     UseDevice();
     const pid_t child = fork();
@@ -68,7 +68,7 @@ TEST_F(BreachTest, Fork) {
   });
 }
 
-TEST_F(BreachTest, HostFunctionThatCallsCuda) {
+TEST_F(ViolationTest, HostFunctionThatCallsCuda) {
   ExpectCaught("host-function", [] {
     UseDevice();
     const CUstream stream = NewStream();
@@ -78,7 +78,7 @@ TEST_F(BreachTest, HostFunctionThatCallsCuda) {
   });
 }
 
-TEST_F(BreachTest, CopyFromFreedMemory) {
+TEST_F(ViolationTest, CopyFromFreedMemory) {
   ExpectCaught("use-after-free", [] {
     UseDevice();
     const CUdeviceptr memory = Alloc(4 * kMiB);
@@ -89,7 +89,7 @@ TEST_F(BreachTest, CopyFromFreedMemory) {
 }
 
 // The memory is freed when the stream gets there, not yet when the copy is enqueued.
-TEST_F(BreachTest, CopyAfterAsynchronousFree) {
+TEST_F(ViolationTest, CopyAfterAsynchronousFree) {
   ExpectCaught("use-after-free", [] {
     UseDevice();
     const CUstream stream = NewStream();
@@ -100,14 +100,14 @@ TEST_F(BreachTest, CopyAfterAsynchronousFree) {
   });
 }
 
-TEST_F(BreachTest, CopyPastTheEnd) {
+TEST_F(ViolationTest, CopyPastTheEnd) {
   ExpectCaught("use-after-free", [] {
     UseDevice();
     CU(cuMemsetD8_v2)(Alloc(100), 1, 101);
   });
 }
 
-TEST_F(BreachTest, UseOfADestroyedStream) {
+TEST_F(ViolationTest, UseOfADestroyedStream) {
   ExpectCaught("use-after-destroy", [] {
     UseDevice();
     const CUstream stream = NewStream();
@@ -116,7 +116,7 @@ TEST_F(BreachTest, UseOfADestroyedStream) {
   });
 }
 
-TEST_F(BreachTest, UseOfMemoryThatIsNotAllocatedYet) {
+TEST_F(ViolationTest, UseOfMemoryThatIsNotAllocatedYet) {
   setenv("STRICT_CUDA_DELAY_US", "20000", 1);
   ExpectCaught("use-before-ready", [] {
     UseDevice();
@@ -131,14 +131,14 @@ TEST_F(BreachTest, UseOfMemoryThatIsNotAllocatedYet) {
   });
 }
 
-TEST_F(BreachTest, FreeOfAnInnerPointer) {
+TEST_F(ViolationTest, FreeOfAnInnerPointer) {
   ExpectCaught("double-free", [] {
     UseDevice();
     CU(cuMemFree_v2)(Alloc(100) + 8);
   });
 }
 
-TEST_F(BreachTest, FreeWhileAnotherDeviceReads) {
+TEST_F(ViolationTest, FreeWhileAnotherDeviceReads) {
   ExpectCaught("free-in-use", [] {
     const CUcontext first = UseDevice(0);
     const CUdeviceptr memory = Alloc(16);
@@ -158,7 +158,7 @@ TEST_F(BreachTest, FreeWhileAnotherDeviceReads) {
   });
 }
 
-TEST_F(BreachTest, MappedMemoryWithoutAccess) {
+TEST_F(ViolationTest, MappedMemoryWithoutAccess) {
   ExpectCaught("no-access", [] {
     UseDevice();
     const CUmemAllocationProp prop = Prop();
@@ -171,7 +171,7 @@ TEST_F(BreachTest, MappedMemoryWithoutAccess) {
   });
 }
 
-TEST_F(BreachTest, KernelOnAPeerWithoutPeerAccess) {
+TEST_F(ViolationTest, KernelOnAPeerWithoutPeerAccess) {
   ExpectCaught("no-access", [] {
     UseDevice(0);
     CUdeviceptr flag = Alloc(4);
@@ -187,7 +187,7 @@ TEST_F(BreachTest, KernelOnAPeerWithoutPeerAccess) {
   });
 }
 
-TEST_F(BreachTest, ReservationFreedWhileMapped) {
+TEST_F(ViolationTest, ReservationFreedWhileMapped) {
   ExpectCaught("vmm", [] {
     UseDevice();
     const CUmemAllocationProp prop = Prop();
@@ -200,7 +200,7 @@ TEST_F(BreachTest, ReservationFreedWhileMapped) {
   });
 }
 
-TEST_F(BreachTest, HalfAMappingUnmapped) {
+TEST_F(ViolationTest, HalfAMappingUnmapped) {
   ExpectCaught("vmm", [] {
     UseDevice();
     const CUmemAllocationProp prop = Prop();

@@ -7,28 +7,28 @@
 namespace strict_cuda {
 namespace {
 
-class IpcBreachTest : public DoubleTest {
+class IpcViolationTest : public DoubleTest {
  protected:
   void ExpectCaught(const std::string& rule, const std::function<void()>& body) {
-    ExpectBreach(RunAlone(body), rule);
+    ExpectViolation(RunAlone(body), rule);
   }
   // The first process is the one to be caught; the other must do nothing wrong.
   void ExpectFirstCaught(const std::string& rule, const std::function<void(const Wire&)>& first,
                          const std::function<void(const Wire&)>& second) {
     const auto outcomes = RunPair(first, second);
-    ExpectBreach(outcomes[0], rule);
+    ExpectViolation(outcomes[0], rule);
     ExpectSuccess(outcomes[1]);
   }
 };
 
-TEST_F(IpcBreachTest, HandleOpenedInItsOwnProcess) {
+TEST_F(IpcViolationTest, HandleOpenedInItsOwnProcess) {
   ExpectCaught("ipc-same-process", [] {
     UseDevice();
     Open(Export(Alloc(16)));
   });
 }
 
-TEST_F(IpcBreachTest, LegacyHandleOfOtherMemory) {
+TEST_F(IpcViolationTest, LegacyHandleOfOtherMemory) {
   ExpectCaught("ipc-memory-kind", [] {
     UseDevice();
     CUdeviceptr memory = 0;
@@ -38,7 +38,7 @@ TEST_F(IpcBreachTest, LegacyHandleOfOtherMemory) {
   });
 }
 
-TEST_F(IpcBreachTest, ImportClosedTwice) {
+TEST_F(IpcViolationTest, ImportClosedTwice) {
   ExpectFirstCaught(
       "ipc-double-close",
       [](const Wire& wire) {
@@ -55,7 +55,7 @@ TEST_F(IpcBreachTest, ImportClosedTwice) {
       });
 }
 
-TEST_F(IpcBreachTest, ImportClosedByAnInnerPointer) {
+TEST_F(IpcViolationTest, ImportClosedByAnInnerPointer) {
   ExpectFirstCaught(
       "ipc-double-close",
       [](const Wire& wire) {
@@ -71,7 +71,7 @@ TEST_F(IpcBreachTest, ImportClosedByAnInnerPointer) {
       });
 }
 
-TEST_F(IpcBreachTest, FreeWhileImported) {
+TEST_F(IpcViolationTest, FreeWhileImported) {
   ExpectFirstCaught(
       "free-while-imported",
       [](const Wire& wire) {
@@ -92,7 +92,7 @@ TEST_F(IpcBreachTest, FreeWhileImported) {
 }
 
 // A dead importer holds nothing.
-TEST_F(IpcBreachTest, FreeAfterTheImporterDiedIsAllowed) {
+TEST_F(IpcViolationTest, FreeAfterTheImporterDiedIsAllowed) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice();
@@ -122,7 +122,7 @@ TEST_F(IpcBreachTest, FreeAfterTheImporterDiedIsAllowed) {
   ExpectSuccess(outcomes[0]);
 }
 
-TEST_F(IpcBreachTest, PoolMemoryFreedWhileImported) {
+TEST_F(IpcViolationTest, PoolMemoryFreedWhileImported) {
   ExpectFirstCaught(
       "free-while-imported",
       [](const Wire& wire) {
@@ -153,7 +153,7 @@ TEST_F(IpcBreachTest, PoolMemoryFreedWhileImported) {
 }
 
 // The pointer has come, the allocation has not: the importer waits for no event.
-TEST_F(IpcBreachTest, ImportUsedBeforeItIsAllocated) {
+TEST_F(IpcViolationTest, ImportUsedBeforeItIsAllocated) {
   setenv("STRICT_CUDA_DELAY_US", "200000", 1);
   ExpectFirstCaught(
       "use-before-ready",
@@ -182,7 +182,7 @@ TEST_F(IpcBreachTest, ImportUsedBeforeItIsAllocated) {
       });
 }
 
-TEST_F(IpcBreachTest, ImportedPoolAllocates) {
+TEST_F(IpcViolationTest, ImportedPoolAllocates) {
   ExpectFirstCaught(
       "pool-imported-alloc",
       [](const Wire& wire) {
@@ -201,7 +201,7 @@ TEST_F(IpcBreachTest, ImportedPoolAllocates) {
       });
 }
 
-TEST_F(IpcBreachTest, EventOpenedInItsOwnProcess) {
+TEST_F(IpcViolationTest, EventOpenedInItsOwnProcess) {
   ExpectCaught("event-same-process", [] {
     UseDevice();
     CUevent event = nullptr;
@@ -209,7 +209,7 @@ TEST_F(IpcBreachTest, EventOpenedInItsOwnProcess) {
   });
 }
 
-TEST_F(IpcBreachTest, InterprocessEventWithTiming) {
+TEST_F(IpcViolationTest, InterprocessEventWithTiming) {
   ExpectCaught("event-interprocess-timing", [] {
     UseDevice();
     CUevent event = nullptr;
@@ -217,7 +217,7 @@ TEST_F(IpcBreachTest, InterprocessEventWithTiming) {
   });
 }
 
-TEST_F(IpcBreachTest, HandleOfAnOrdinaryEvent) {
+TEST_F(IpcViolationTest, HandleOfAnOrdinaryEvent) {
   ExpectCaught("event-not-interprocess", [] {
     UseDevice();
     CUevent event = nullptr;
@@ -227,7 +227,7 @@ TEST_F(IpcBreachTest, HandleOfAnOrdinaryEvent) {
   });
 }
 
-TEST_F(IpcBreachTest, EventDestroyedWhileImported) {
+TEST_F(IpcViolationTest, EventDestroyedWhileImported) {
   ExpectFirstCaught(
       "event-destroyed-while-imported",
       [](const Wire& wire) {
@@ -249,7 +249,7 @@ TEST_F(IpcBreachTest, EventDestroyedWhileImported) {
 }
 
 // The message came before the record.
-TEST_F(IpcBreachTest, EventAwaitedBeforeItsRecord) {
+TEST_F(IpcViolationTest, EventAwaitedBeforeItsRecord) {
   ExpectFirstCaught(
       "event-wait-before-record",
       [](const Wire& wire) {
@@ -267,7 +267,7 @@ TEST_F(IpcBreachTest, EventAwaitedBeforeItsRecord) {
       });
 }
 
-TEST_F(IpcBreachTest, EventRecordedAgainBeforeThePeerHasPassed) {
+TEST_F(IpcViolationTest, EventRecordedAgainBeforeThePeerHasPassed) {
   setenv("STRICT_CUDA_DELAY_US", "100000", 1);
   ExpectFirstCaught(
       "event-reuse",
@@ -295,7 +295,7 @@ TEST_F(IpcBreachTest, EventRecordedAgainBeforeThePeerHasPassed) {
 }
 
 // Addresses differ between processes: a pointer that was sent as a number is caught.
-TEST_F(IpcBreachTest, PointerOfAnotherProcess) {
+TEST_F(IpcViolationTest, PointerOfAnotherProcess) {
   ExpectFirstCaught(
       "use-after-free",
       [](const Wire& wire) {

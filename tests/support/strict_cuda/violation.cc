@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The texts of the rules, and reporting.
-#include "tests/support/strict_cuda/breach.h"
+#include "tests/support/strict_cuda/violation.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -168,7 +168,7 @@ Counts& TheCounts() {
 
 void Append(const std::string& text) {
   std::string path = FromEnvironment("STRICT_CUDA_REPORT", "");
-  if (path.empty() && !GetConfig().session.empty()) path = GetConfig().session + "/breaches.log";
+  if (path.empty() && !GetConfig().session.empty()) path = GetConfig().session + "/violations.log";
   if (path.empty()) return;
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd < 0) return;
@@ -178,7 +178,7 @@ void Append(const std::string& text) {
 
 }  // namespace
 
-void Breach(Rule rule, const char* call, const char* format, ...) {
+void Violation(Rule rule, const char* call, const char* format, ...) {
   char what[512];
   va_list arguments;
   va_start(arguments, format);
@@ -187,7 +187,7 @@ void Breach(Rule rule, const char* call, const char* format, ...) {
   const RuleText& text = TextOf(rule);
   char report[2048];
   std::snprintf(report, sizeof(report),
-                "strict_cuda: breach of \"%s\" in %s (process %d, thread %ld)\n"
+                "strict_cuda: violation of \"%s\" in %s (process %d, thread %ld)\n"
                 "  seen: %s\n  rule: %s\n  do:   %s\n",
                 text.name, call, getpid(), syscall(SYS_gettid), what, text.rule_text, text.remedy);
   std::fputs(report, stderr);
@@ -205,23 +205,23 @@ void Breach(Rule rule, const char* call, const char* format, ...) {
 
 extern "C" {
 
-STRICT_CUDA_EXPORT int strict_cuda_breaches() {
+STRICT_CUDA_EXPORT int strict_cuda_violations() {
   const std::lock_guard<std::mutex> lock(TheCounts().mu);
   return TheCounts().all;
 }
 
-STRICT_CUDA_EXPORT int strict_cuda_breaches_of(const char* rule) {
+STRICT_CUDA_EXPORT int strict_cuda_violations_of(const char* rule) {
   const std::lock_guard<std::mutex> lock(TheCounts().mu);
   const auto found = TheCounts().by_rule.find(rule);
   return found == TheCounts().by_rule.end() ? 0 : found->second;
 }
 
-STRICT_CUDA_EXPORT const char* strict_cuda_last_breach() {
+STRICT_CUDA_EXPORT const char* strict_cuda_last_violation() {
   const std::lock_guard<std::mutex> lock(TheCounts().mu);
   return TheCounts().last;
 }
 
-STRICT_CUDA_EXPORT void strict_cuda_clear_breaches() {
+STRICT_CUDA_EXPORT void strict_cuda_clear_violations() {
   const std::lock_guard<std::mutex> lock(TheCounts().mu);
   TheCounts().all = 0;
   TheCounts().by_rule.clear();
