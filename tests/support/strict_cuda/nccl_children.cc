@@ -7,8 +7,8 @@
 #include <tuple>
 #include <utility>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -152,14 +152,14 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   if (comm->state == ncclInProgress) {
-    Breach(Rule::kNcclNotReady, __func__, "communicator %p is in progress",
-           static_cast<void*>(comm));
+    Violation(Rule::kNcclNotReady, __func__, "communicator %p is in progress",
+              static_cast<void*>(comm));
   }
   if ((flags & NCCL_SHRINK_ABORT) != 0) {
     comm->is_shrunk = true;
     while (comm->in_flight > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
   } else if (comm->in_flight > 0) {
-    Breach(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());
+    Violation(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());
   }
   std::vector<int> members;
   uint64_t gone = 0;
@@ -186,8 +186,8 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueI
   if (const ncclResult_t result = CheckUsable(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   if (std::exchange(comm->has_grow_id, true)) {
-    Breach(Rule::kNcclIdReuse, __func__, "communicator %p has one that is not used yet",
-           static_cast<void*>(comm));
+    Violation(Rule::kNcclIdReuse, __func__, "communicator %p has one that is not used yet",
+              static_cast<void*>(comm));
     return ncclInvalidUsage;
   }
   const uint64_t token = ChildToken(*comm, comm->child_count, kGrown);
@@ -211,8 +211,8 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int count, const n
   if (rank != -1 || count <= comm->count) return ncclInvalidArgument;
   const uint64_t token = ChildToken(*comm, comm->child_count, kGrown);
   if (id != nullptr && std::memcmp(IdOf(token).internal, id->internal, sizeof(*id)) != 0) {
-    Breach(Rule::kNcclIdReuse, __func__, "the id is not the next of communicator %p",
-           static_cast<void*>(comm));
+    Violation(Rule::kNcclIdReuse, __func__, "the id is not the next of communicator %p",
+              static_cast<void*>(comm));
     return ncclInvalidArgument;
   }
   ++comm->child_count;

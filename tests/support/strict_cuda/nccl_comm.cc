@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/memory.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -70,8 +70,8 @@ ncclResult_t CheckComm(Comm* comm, const char* call) {
   }
   CheckFork(call);
   if (!comm->is_gone) return ncclSuccess;
-  Breach(Rule::kNcclAfterAbort, call, "communicator %p was %s", static_cast<void*>(comm),
-         comm->is_aborted ? "aborted" : "destroyed");
+  Violation(Rule::kNcclAfterAbort, call, "communicator %p was %s", static_cast<void*>(comm),
+            comm->is_aborted ? "aborted" : "destroyed");
   return ncclInvalidArgument;
 }
 
@@ -79,15 +79,15 @@ ncclResult_t CheckReady(Comm* comm, const char* call) {
   if (const ncclResult_t result = CheckComm(comm, call); result != 0) return result;
   const ncclResult_t state = comm->state;
   if (state != ncclInProgress) return state;
-  Breach(Rule::kNcclNotReady, call, "communicator %p is in progress", static_cast<void*>(comm));
+  Violation(Rule::kNcclNotReady, call, "communicator %p is in progress", static_cast<void*>(comm));
   return ncclInvalidArgument;
 }
 
 ncclResult_t CheckUsable(Comm* comm, const char* call) {
   if (const ncclResult_t result = CheckReady(comm, call); result != 0) return result;
   if (!comm->is_finalized && !comm->is_revoked) return ncclSuccess;
-  Breach(Rule::kNcclAfterFinalize, call, "communicator %p was %s", static_cast<void*>(comm),
-         comm->is_revoked ? "revoked" : "finalized");
+  Violation(Rule::kNcclAfterFinalize, call, "communicator %p was %s", static_cast<void*>(comm),
+            comm->is_revoked ? "revoked" : "finalized");
   return ncclInvalidUsage;
 }
 
@@ -105,8 +105,9 @@ void CheckPeersOfAborted(const Comm& comm, const char* call) {
       if (reads) reader = channel.process.pid;
     }
     if (reader == 0) continue;
-    Breach(Rule::kNcclAbortUnderPeer, call,
-           "an operation of rank %d (process %d) with rank %d is running", rank, reader, comm.rank);
+    Violation(Rule::kNcclAbortUnderPeer, call,
+              "an operation of rank %d (process %d) with rank %d is running", rank, reader,
+              comm.rank);
   }
 }
 
@@ -118,9 +119,9 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call) {
     while (comm->helpers > 0 ||
            (!is_early && (comm->in_flight > 0 || comm->device->in_flight > 0))) {
       if (NowMs() > deadline_ms) {
-        Breach(Rule::kNcclAbortOrder, call,
-               "operations of other communicators of device %d are still in flight",
-               comm->context->physical);
+        Violation(Rule::kNcclAbortOrder, call,
+                  "operations of other communicators of device %d are still in flight",
+                  comm->context->physical);
         return ncclInternalError;
       }
       std::this_thread::sleep_for(kCommPoll);
@@ -242,11 +243,11 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   if (comm->state == ncclInProgress) {
-    Breach(Rule::kNcclNotReady, __func__, "communicator %p is in progress: abort it instead",
-           static_cast<void*>(comm));
+    Violation(Rule::kNcclNotReady, __func__, "communicator %p is in progress: abort it instead",
+              static_cast<void*>(comm));
   }
   if (comm->in_flight > 0) {
-    Breach(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());
+    Violation(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());
   }
   CheckImplicitSync(__func__);
   const CallOn call(*comm);
@@ -260,8 +261,8 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int error = TakeFault(__func__); error != 0) return error;
   if (const int calls = comm->calls; calls > 0) {
-    Breach(Rule::kNcclAbortInCall, __func__, "%d threads are in calls on communicator %p", calls,
-           static_cast<void*>(comm));
+    Violation(Rule::kNcclAbortInCall, __func__, "%d threads are in calls on communicator %p", calls,
+              static_cast<void*>(comm));
   }
   comm->is_aborted = true;
   return AddAbort(comm);
@@ -272,8 +273,8 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   if (comm->is_finalized || comm->is_revoked.exchange(true)) {
-    Breach(Rule::kNcclAfterFinalize, __func__, "communicator %p was %s", static_cast<void*>(comm),
-           comm->is_finalized ? "finalized" : "revoked");
+    Violation(Rule::kNcclAfterFinalize, __func__, "communicator %p was %s",
+              static_cast<void*>(comm), comm->is_finalized ? "finalized" : "revoked");
     return ncclInvalidArgument;
   }
   const CallOn call(*comm);

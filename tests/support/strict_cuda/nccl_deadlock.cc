@@ -4,8 +4,8 @@
 #include <chrono>
 #include <map>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -133,9 +133,9 @@ void DeadlockWatch::Look() {
     is_told = false;
   }
   if (was_told_) return;
-  was_told_ = true;  // once, when breaches are recorded
-  Breach(Rule::kNcclDeadlock, "ncclGroupEnd", "each waits for the next: %sthe first",
-         text.empty() ? "(another process has found it) " : text.c_str());
+  was_told_ = true;  // once, when violations are recorded
+  Violation(Rule::kNcclDeadlock, "ncclGroupEnd", "each waits for the next: %sthe first",
+            text.empty() ? "(another process has found it) " : text.c_str());
 }
 
 }  // namespace strict_cuda

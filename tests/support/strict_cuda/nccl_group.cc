@@ -9,10 +9,10 @@
 #include <thread>
 #include <utility>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/events.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -41,9 +41,9 @@ class IssueGuard final {
     const std::lock_guard<std::mutex> lock(device.mu);
     const bool is_other = device.issuer != 0 && device.issuer != self;
     if (is_other && (device.issuing > 0 || device.in_flight > 0)) {
-      Breach(Rule::kNcclThreads, kCall, "thread %d issues while %s of thread %d",
-             static_cast<int>(self), device.issuing > 0 ? "a call" : "operations",
-             static_cast<int>(device.issuer));
+      Violation(Rule::kNcclThreads, kCall, "thread %d issues while %s of thread %d",
+                static_cast<int>(self), device.issuing > 0 ? "a call" : "operations",
+                static_cast<int>(device.issuer));
     }
     device.issuer = self;
     ++device.issuing;
@@ -70,12 +70,12 @@ ncclResult_t CheckBuffer(CUdeviceptr buffer, size_t bytes, bool is_write, const 
   if (result != 0) return ncclUnhandledCudaError;
   const Range* const range = pieces.front().range.get();
   if (range == nullptr) {
-    Breach(Rule::kNoAccess, kCall, "0x%llx is pageable host memory", buffer);
+    Violation(Rule::kNoAccess, kCall, "0x%llx is pageable host memory", buffer);
     return ncclInvalidArgument;
   }
   if (range->kind == Kind::kDevice && range->physical != comm.context->physical) {
-    Breach(Rule::kNcclWrongDevice, kCall, "0x%llx is of device %d, the communicator of %d", buffer,
-           range->physical, comm.context->physical);
+    Violation(Rule::kNcclWrongDevice, kCall, "0x%llx is of device %d, the communicator of %d",
+              buffer, range->physical, comm.context->physical);
     return ncclInvalidArgument;
   }
   return ncclSuccess;
@@ -102,35 +102,35 @@ void CheckPeers(const Comm& comm, const std::vector<Op>& ops) {
     if (IsPointToPoint(op)) ++(op.kind == OpKind::kSend ? sends : recvs)[op.peer];
   }
   if (sends[comm.rank] != recvs[comm.rank]) {
-    Breach(Rule::kNcclSelf, kCall, "%d sends to itself, %d receives", sends[comm.rank],
-           recvs[comm.rank]);
+    Violation(Rule::kNcclSelf, kCall, "%d sends to itself, %d receives", sends[comm.rank],
+              recvs[comm.rank]);
   }
   if (comm.count % 2 != 0) return;
   const int opposite = (comm.rank + comm.count / 2) % comm.count;
   const bool is_first = (comm.connected >> opposite & 1) == 0;
   if (is_first && (sends[opposite] == 0) != (recvs[opposite] == 0)) {
-    Breach(Rule::kNcclFirstExchange, kCall, "the first exchange with rank %d of %d is only a %s",
-           opposite, comm.count, sends[opposite] > 0 ? "send" : "receive");
+    Violation(Rule::kNcclFirstExchange, kCall, "the first exchange with rank %d of %d is only a %s",
+              opposite, comm.count, sends[opposite] > 0 ? "send" : "receive");
   }
 }
 
 ncclResult_t Check(const Comm& comm, const std::vector<Op>& ops) {
   if (CurrentContext() != comm.context) {
-    Breach(Rule::kNcclWrongDevice, kCall, "device %d is not current", comm.context->physical);
+    Violation(Rule::kNcclWrongDevice, kCall, "device %d is not current", comm.context->physical);
     return ncclInvalidUsage;
   }
   for (const Op& op : ops) {
     if (op.stream->context == comm.context) continue;
-    Breach(Rule::kNcclWrongDevice, kCall, "the stream is of device %d, the communicator of %d",
-           op.stream->context->physical, comm.context->physical);
+    Violation(Rule::kNcclWrongDevice, kCall, "the stream is of device %d, the communicator of %d",
+              op.stream->context->physical, comm.context->physical);
     return ncclInvalidArgument;
   }
   if (ops.size() > kMaxOpsInGroup) {
-    Breach(Rule::kNcclGroupTooLarge, kCall, "%zu operations", ops.size());
+    Violation(Rule::kNcclGroupTooLarge, kCall, "%zu operations", ops.size());
   }
   const auto count = std::count_if(ops.begin(), ops.end(), IsOneSided);
   if (count > 0 && static_cast<size_t>(count) < ops.size()) {
-    Breach(Rule::kNcclGroup, kCall, "one-sided operations and others in one group");
+    Violation(Rule::kNcclGroup, kCall, "one-sided operations and others in one group");
     return ncclInvalidUsage;
   }
   if (count > 0) return ncclSuccess;
@@ -289,7 +289,7 @@ bool MixesBlocking(const Group& group) {
   for (const Op& op : group.ops) seen[op.comm->is_blocking ? 1 : 0] = true;
   for (const Comm* comm : group.inits) seen[comm->is_blocking ? 1 : 0] = true;
   if (!seen[0] || !seen[1]) return false;
-  Breach(Rule::kNcclMixedBlocking, kCall, "both kinds in one group");
+  Violation(Rule::kNcclMixedBlocking, kCall, "both kinds in one group");
   return true;
 }
 
@@ -360,7 +360,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclGroupStart() {
 STRICT_CUDA_EXPORT ncclResult_t ncclGroupEnd() {
   Group& group = MyGroup();
   if (group.depth == 0) {
-    Breach(Rule::kNcclGroup, __func__, "no group is open in this thread");
+    Violation(Rule::kNcclGroup, __func__, "no group is open in this thread");
     return ncclInvalidUsage;
   }
   if (--group.depth > 0) return ncclSuccess;

@@ -14,8 +14,8 @@
 #include <set>
 #include <thread>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -85,13 +85,13 @@ std::string CheckIn(Comm& comm) {
   const uint64_t bit = uint64_t{1} << comm.rank;
   if ((record.came & bit) != 0 ||
       (record.came != 0 && record.came == AllRanks(record.rank_count))) {
-    Breach(Rule::kNcclIdReuse, "ncclCommInitRank", "rank %d has come with this id before",
-           comm.rank);
+    Violation(Rule::kNcclIdReuse, "ncclCommInitRank", "rank %d has come with this id before",
+              comm.rank);
     return "unique id used twice";
   }
   if (record.came != 0 && record.rank_count != comm.count) {
-    Breach(Rule::kNcclIdReuse, "ncclCommInitRank", "%d ranks, where others said %d", comm.count,
-           record.rank_count);
+    Violation(Rule::kNcclIdReuse, "ncclCommInitRank", "%d ranks, where others said %d", comm.count,
+              record.rank_count);
     return "ranks disagree on their number";
   }
   if (!IsAlive(record.minter)) return "the process that minted the unique id is gone";
@@ -227,7 +227,7 @@ Comm* NewComm(int count, const ncclUniqueId& id, int rank, const ncclConfig_t* c
   }
   Context* context = nullptr;
   if (const CUresult found = RequireContext(&context); found != CUDA_SUCCESS) {
-    if (context == nullptr) Breach(Rule::kNcclWrongDevice, call, "no context is current");
+    if (context == nullptr) Violation(Rule::kNcclWrongDevice, call, "no context is current");
     *result = ncclUnhandledCudaError;
     return nullptr;
   }

@@ -12,11 +12,11 @@
 #include <memory>
 #include <thread>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
 #include "tests/support/strict_cuda/nccl_reduce.h"
 #include "tests/support/strict_cuda/nccl_transfer.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -189,14 +189,15 @@ class Runner final {
                       send.data_type == recv.data_type && send.how == recv.how &&
                       send.sequence == recv.sequence;
     if (same) return;
-    Breach(Rule::kNcclCountMismatch, "ncclGroupEnd",
-           "transfer %llu from rank %d to %d: sends %llu of type %d (kind %u, %d), receives %llu "
-           "of type %d (kind %u, %d)",
-           static_cast<unsigned long long>(send.sequence), comm_.rank, peer,  // NOLINT
-           static_cast<unsigned long long>(send.count), send.data_type,       // NOLINT
-           static_cast<unsigned>(send.kind), send.how, static_cast<unsigned long long>(recv.count),
-           recv.data_type,  // NOLINT
-           static_cast<unsigned>(recv.kind), recv.how);
+    Violation(
+        Rule::kNcclCountMismatch, "ncclGroupEnd",
+        "transfer %llu from rank %d to %d: sends %llu of type %d (kind %u, %d), receives %llu "
+        "of type %d (kind %u, %d)",
+        static_cast<unsigned long long>(send.sequence), comm_.rank, peer,  // NOLINT
+        static_cast<unsigned long long>(send.count), send.data_type,       // NOLINT
+        static_cast<unsigned>(send.kind), send.how, static_cast<unsigned long long>(recv.count),
+        recv.data_type,  // NOLINT
+        static_cast<unsigned>(recv.kind), recv.how);
     FailComm(&comm_, ncclRemoteError, "counts of matching operations differ");
   }
 

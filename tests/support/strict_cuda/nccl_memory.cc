@@ -3,9 +3,9 @@
 #include <map>
 #include <mutex>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -64,7 +64,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclMemFree(void* pointer) {
   const auto base = reinterpret_cast<CUdeviceptr>(pointer);
   size_t bytes = 0;
   if (cuMemGetAddressRange_v2(nullptr, &bytes, base) != CUDA_SUCCESS) {
-    Breach(Rule::kDoubleFree, __func__, "0x%llx is not allocated (any more)", base);
+    Violation(Rule::kDoubleFree, __func__, "0x%llx is not allocated (any more)", base);
     return ncclInvalidArgument;
   }
   if (cuMemUnmap(base, bytes) != 0 || cuMemAddressFree(base, bytes) != 0) {
@@ -95,7 +95,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const auto found = Registrations().find(handle);
   if (found == Registrations().end() || found->second != comm) {
-    Breach(Rule::kDoubleFree, __func__, "%p is not registered (any more)", handle);
+    Violation(Rule::kDoubleFree, __func__, "%p is not registered (any more)", handle);
     return ncclInvalidArgument;
   }
   Registrations().erase(found);

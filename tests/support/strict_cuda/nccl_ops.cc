@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sends, receives and collectives: their arguments.
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
 #include "tests/support/strict_cuda/nccl_reduce.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "tests/support/strict_cuda/nccl_breach.h"
+#include "tests/support/strict_cuda/nccl_violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -47,7 +47,7 @@ struct PutRank {
   }
 };
 
-class NcclPutTest : public NcclBreachTest {
+class NcclPutTest : public NcclViolationTest {
  protected:
   NcclPutTest() { setenv("STRICT_CUDA_NCCL_VERSION", "22907", 1); }
   ~NcclPutTest() override {
@@ -178,7 +178,7 @@ TEST_F(NcclPutTest, PropertiesTellWhetherPutsWork) {
   }
 }
 
-TEST_F(NcclPutTest, BreachSourceOutsideAnyWindow) {
+TEST_F(NcclPutTest, ViolationSourceOutsideAnyWindow) {
   const auto register_pool = [](PairRank& pair) { const PutRank rank(pair); };
   ExpectCaught(
       "nccl-window",
@@ -189,7 +189,7 @@ TEST_F(NcclPutTest, BreachSourceOutsideAnyWindow) {
       register_pool);
 }
 
-TEST_F(NcclPutTest, BreachBeyondThePeersWindow) {
+TEST_F(NcclPutTest, ViolationBeyondThePeersWindow) {
   const auto register_pool = [](PairRank& pair) { const PutRank rank(pair); };
   ExpectCaught(
       "nccl-window",
@@ -200,7 +200,7 @@ TEST_F(NcclPutTest, BreachBeyondThePeersWindow) {
       register_pool);
 }
 
-TEST_F(NcclPutTest, BreachPutIntoADeregisteredWindow) {
+TEST_F(NcclPutTest, ViolationPutIntoADeregisteredWindow) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice(0);
@@ -217,10 +217,10 @@ TEST_F(NcclPutTest, BreachPutIntoADeregisteredWindow) {
         wire.Put('d');
         AwaitEnd(wire);
       });
-  ExpectBreach(outcomes[0], "nccl-window");
+  ExpectViolation(outcomes[0], "nccl-window");
 }
 
-TEST_F(NcclPutTest, BreachRegisteredTwice) {
+TEST_F(NcclPutTest, ViolationRegisteredTwice) {
   ExpectCaught(
       "nccl-window",
       [](PairRank& pair) {
@@ -231,7 +231,7 @@ TEST_F(NcclPutTest, BreachRegisteredTwice) {
       [](PairRank& pair) { const PutRank rank(pair); });
 }
 
-TEST_F(NcclPutTest, BreachCollectiveCallsInAnotherOrder) {
+TEST_F(NcclPutTest, ViolationCollectiveCallsInAnotherOrder) {
   ExpectCaught(
       "nccl-window",
       [](PairRank& pair) {
@@ -246,7 +246,7 @@ TEST_F(NcclPutTest, BreachCollectiveCallsInAnotherOrder) {
       });
 }
 
-TEST_F(NcclPutTest, BreachWindowsMemoryFreedBeforeTheCommunicator) {
+TEST_F(NcclPutTest, ViolationWindowsMemoryFreedBeforeTheCommunicator) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice(0);
@@ -261,11 +261,11 @@ TEST_F(NcclPutTest, BreachWindowsMemoryFreedBeforeTheCommunicator) {
         const PutRank rank(pair);
         AwaitEnd(wire);
       });
-  ExpectBreach(outcomes[0], "use-after-free");
+  ExpectViolation(outcomes[0], "use-after-free");
 }
 
 // The peer lives or not: an abort does not end a stream's wait.
-TEST_F(NcclPutTest, BreachAbortWhileAStreamWaits) {
+TEST_F(NcclPutTest, ViolationAbortWhileAStreamWaits) {
   ExpectCaught(
       "nccl-wait-signal",
       [](PairRank& pair) {
@@ -279,8 +279,8 @@ TEST_F(NcclPutTest, BreachAbortWhileAStreamWaits) {
       });
 }
 
-TEST_F(NcclPutTest, BreachWaitBeforeTheSignalWhereThatIsWatched) {
-  setenv("STRICT_CUDA_NCCL_EARLY_WAIT", "breach", 1);
+TEST_F(NcclPutTest, ViolationWaitBeforeTheSignalWhereThatIsWatched) {
+  setenv("STRICT_CUDA_NCCL_EARLY_WAIT", "violation", 1);
   ExpectCaught(
       "nccl-wait-signal",
       [](PairRank& pair) {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
+#include "tests/support/strict_cuda/violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -85,8 +85,8 @@ bool Meet(Comm& comm, PutStep step, const char* call,
       for (int rank = 0; all && rank < comm.count; ++rank) {
         all = record->steps[rank] > turn;
         if (!all || record->history[rank][turn % kMaxPutSteps] == step) continue;
-        Breach(Rule::kNcclWindow, call, "rank %d makes another collective call at this point",
-               rank);
+        Violation(Rule::kNcclWindow, call, "rank %d makes another collective call at this point",
+                  rank);
       }
       if (all) return true;
     }
@@ -166,11 +166,11 @@ void CheckPeerPart(const Comm& comm, const Op& op, int index, const char* call) 
   const PutRecord* const record = RecordOf(comm);
   const PutWindow& part = record->windows[op.peer][index];
   if (!part.is_registered) {
-    Breach(Rule::kNcclWindow, call, "rank %d has deregistered the window", op.peer);
+    Violation(Rule::kNcclWindow, call, "rank %d has deregistered the window", op.peer);
   }
   if (op.offset + op.count * TypeBytes(op.type) > part.bytes) {
-    Breach(Rule::kNcclWindow, call, "bytes %zu to %zu of a window of %zu of rank %d", op.offset,
-           op.offset + op.count * TypeBytes(op.type), static_cast<size_t>(part.bytes), op.peer);
+    Violation(Rule::kNcclWindow, call, "bytes %zu to %zu of a window of %zu of rank %d", op.offset,
+              op.offset + op.count * TypeBytes(op.type), static_cast<size_t>(part.bytes), op.peer);
   }
 }
 
@@ -179,13 +179,13 @@ ncclResult_t CheckPut(const Comm& comm, Op& op, const char* call) {
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   const WindowEntry* const window = FindWindow(op.window);
   if (window == nullptr || window->comm != &comm || window->is_gone) {
-    Breach(Rule::kNcclWindow, call, "%p is no window (any more)", static_cast<void*>(op.window));
+    Violation(Rule::kNcclWindow, call, "%p is no window (any more)", static_cast<void*>(op.window));
     return ncclInvalidArgument;
   }
   const WindowEntry* const source = WindowOf(comm, op.from, bytes);
   if (source == nullptr) {
-    Breach(Rule::kNcclWindow, call, "0x%llx is in no symmetric window of the communicator",
-           op.from);
+    Violation(Rule::kNcclWindow, call, "0x%llx is in no symmetric window of the communicator",
+              op.from);
     return ncclInvalidArgument;
   }
   if (source->has_parts || window->has_parts) return ncclInvalidArgument;
@@ -239,9 +239,9 @@ uint64_t SignalsFrom(const Comm& comm, int peer) {
 void RunWait(const Comm& comm, const Op& op) {
   while (SignalsFrom(comm, op.peer) < op.signals) {
     if (comm.is_aborted) {
-      Breach(Rule::kNcclWaitSignal, "ncclWaitSignal", "rank %d has sent %llu signals, not %llu",
-             op.peer, static_cast<unsigned long long>(SignalsFrom(comm, op.peer)),  // NOLINT
-             static_cast<unsigned long long>(op.signals));                          // NOLINT
+      Violation(Rule::kNcclWaitSignal, "ncclWaitSignal", "rank %d has sent %llu signals, not %llu",
+                op.peer, static_cast<unsigned long long>(SignalsFrom(comm, op.peer)),  // NOLINT
+                static_cast<unsigned long long>(op.signals));                          // NOLINT
       return;
     }
     std::this_thread::sleep_for(kPutPoll);
@@ -285,10 +285,10 @@ ncclResult_t CheckOneSided(Comm& comm, std::vector<Op>& ops) {
     op.signals = comm.awaited[op.peer] += op.count;
     const uint64_t came = SignalsFrom(comm, op.peer);
     if (GetConfig().nccl_waits_early || came >= op.signals) continue;
-    Breach(Rule::kNcclWaitSignal, "ncclWaitSignal",
-           "rank %d has sent %llu signals so far, not %llu", op.peer,
-           static_cast<unsigned long long>(came),         // NOLINT
-           static_cast<unsigned long long>(op.signals));  // NOLINT
+    Violation(Rule::kNcclWaitSignal, "ncclWaitSignal",
+              "rank %d has sent %llu signals so far, not %llu", op.peer,
+              static_cast<unsigned long long>(came),         // NOLINT
+              static_cast<unsigned long long>(op.signals));  // NOLINT
   }
   return ncclSuccess;
 }
@@ -309,8 +309,8 @@ void ForgetWindows(const Comm& comm) {
     for (auto& [handle, entry] : Windows()) {
       if (entry.comm != &comm || entry.is_gone) continue;
       if (Find(entry.base) == nullptr) {
-        Breach(Rule::kUseAfterFree, "ncclCommAbort",
-               "the window's memory at 0x%llx was freed before its communicator", entry.base);
+        Violation(Rule::kUseAfterFree, "ncclCommAbort",
+                  "the window's memory at 0x%llx was freed before its communicator", entry.base);
       }
       entry.is_gone = true;
       entry.peers.clear();
@@ -358,7 +358,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* bu
     for (const auto& [handle, other] : Windows()) {
       const bool overlaps = other.comm == comm && !other.is_gone &&
                             base < other.base + other.bytes && other.base < base + bytes;
-      if (overlaps) Breach(Rule::kNcclWindow, __func__, "0x%llx is in a window already", base);
+      if (overlaps) Violation(Rule::kNcclWindow, __func__, "0x%llx is in a window already", base);
     }
     entry = {.comm = comm, .base = base, .bytes = bytes, .flags = flags};
     entry.has_parts = pieces.size() > 1;
@@ -392,12 +392,13 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWi
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   WindowEntry* const entry = FindWindow(window);
   if (entry == nullptr || entry->comm != comm || entry->is_gone) {
-    Breach(Rule::kDoubleFree, __func__, "%p is no window (any more)", static_cast<void*>(window));
+    Violation(Rule::kDoubleFree, __func__, "%p is no window (any more)",
+              static_cast<void*>(window));
     return ncclInvalidArgument;
   }
   if (Find(entry->base) == nullptr) {
-    Breach(Rule::kUseAfterFree, __func__, "the window's memory at 0x%llx was freed before it",
-           entry->base);
+    Violation(Rule::kUseAfterFree, __func__, "the window's memory at 0x%llx was freed before it",
+              entry->base);
   }
   entry->is_gone = true;
   entry->peers.clear();

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "tests/support/strict_cuda/nccl_breach.h"
+#include "tests/support/strict_cuda/nccl_violation.h"
 
 namespace strict_cuda {
 namespace {
@@ -30,7 +30,7 @@ void AwaitBlocked(pid_t thread) {
   }
 }
 
-TEST_F(NcclBreachTest, UniqueIdUsedTwice) {
+TEST_F(NcclViolationTest, UniqueIdUsedTwice) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice(0);
@@ -43,11 +43,11 @@ TEST_F(NcclBreachTest, UniqueIdUsedTwice) {
         UseDevice(1);
         Init(2, wire.Get<ncclUniqueId>(), 1);
       });
-  ExpectBreach(outcomes[0], "nccl-id-reuse");
+  ExpectViolation(outcomes[0], "nccl-id-reuse");
   ExpectSuccess(outcomes[1]);
 }
 
-TEST_F(NcclBreachTest, CallAfterAbort) {
+TEST_F(NcclViolationTest, CallAfterAbort) {
   ExpectCaught("nccl-after-abort", [](PairRank& rank) {
     OK(CU(ncclCommAbort)(rank.comm));
     ncclResult_t state = ncclSuccess;
@@ -55,21 +55,21 @@ TEST_F(NcclBreachTest, CallAfterAbort) {
   });
 }
 
-TEST_F(NcclBreachTest, DestroyedWithOperationsOutstanding) {
+TEST_F(NcclViolationTest, DestroyedWithOperationsOutstanding) {
   ExpectCaught("nccl-destroy-busy", [](PairRank& rank) {
     rank.Send(Alloc(8), 8);
     CU(ncclCommDestroy)(rank.comm);
   });
 }
 
-TEST_F(NcclBreachTest, DestroyedTwice) {
+TEST_F(NcclViolationTest, DestroyedTwice) {
   ExpectCaught("nccl-after-abort", [](PairRank& rank) {
     OK(CU(ncclCommDestroy)(rank.comm));
     CU(ncclCommDestroy)(rank.comm);
   });
 }
 
-TEST_F(NcclBreachTest, DestroyedWhileItIsFinalized) {
+TEST_F(NcclViolationTest, DestroyedWhileItIsFinalized) {
   setenv("STRICT_CUDA_NCCL_FINALIZE", "hang", 1);
   ExpectCaught("nccl-not-ready", [](PairRank& rank) {
     EXPECT_CU(ncclInProgress, CU(ncclCommFinalize)(rank.comm));
@@ -78,7 +78,7 @@ TEST_F(NcclBreachTest, DestroyedWhileItIsFinalized) {
   unsetenv("STRICT_CUDA_NCCL_FINALIZE");
 }
 
-TEST_F(NcclBreachTest, FinalizedTwice) {
+TEST_F(NcclViolationTest, FinalizedTwice) {
   ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
     CU(ncclCommFinalize)(rank.comm);
     REQUIRE(Settle(rank.comm) == ncclSuccess);
@@ -86,7 +86,7 @@ TEST_F(NcclBreachTest, FinalizedTwice) {
   });
 }
 
-TEST_F(NcclBreachTest, UsedAfterFinalize) {
+TEST_F(NcclViolationTest, UsedAfterFinalize) {
   ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(8);
     CU(ncclCommFinalize)(rank.comm);
@@ -96,7 +96,7 @@ TEST_F(NcclBreachTest, UsedAfterFinalize) {
 }
 
 // NCCL refuses it: what ends after a deadline is aborted.
-TEST_F(NcclBreachTest, RevokedAfterFinalize) {
+TEST_F(NcclViolationTest, RevokedAfterFinalize) {
   ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
     CU(ncclCommFinalize)(rank.comm);
     REQUIRE(Settle(rank.comm) == ncclSuccess);
@@ -104,7 +104,7 @@ TEST_F(NcclBreachTest, RevokedAfterFinalize) {
   });
 }
 
-TEST_F(NcclBreachTest, FinalizedAfterRevoke) {
+TEST_F(NcclViolationTest, FinalizedAfterRevoke) {
   ExpectCaught("nccl-after-finalize", [](PairRank& rank) {
     CU(ncclCommRevoke)(rank.comm, 0);
     REQUIRE(Settle(rank.comm) == ncclSuccess);
@@ -112,7 +112,7 @@ TEST_F(NcclBreachTest, FinalizedAfterRevoke) {
   });
 }
 
-TEST_F(NcclBreachTest, SecondIdToGrowWithBeforeTheFirstIsUsed) {
+TEST_F(NcclViolationTest, SecondIdToGrowWithBeforeTheFirstIsUsed) {
   ExpectCaught("nccl-id-reuse", [](PairRank& rank) {
     ncclUniqueId id = {};
     OK(CU(ncclCommGetUniqueId)(rank.comm, &id));
@@ -120,7 +120,7 @@ TEST_F(NcclBreachTest, SecondIdToGrowWithBeforeTheFirstIsUsed) {
   });
 }
 
-TEST_F(NcclBreachTest, GrownWithAnIdThatIsNotItsNext) {
+TEST_F(NcclViolationTest, GrownWithAnIdThatIsNotItsNext) {
   ExpectCaught("nccl-id-reuse", [](PairRank& rank) {
     ncclUniqueId id = {};
     OK(CU(ncclGetUniqueId)(&id));
@@ -130,7 +130,7 @@ TEST_F(NcclBreachTest, GrownWithAnIdThatIsNotItsNext) {
   });
 }
 
-TEST_F(NcclBreachTest, UsedWhileInProgress) {
+TEST_F(NcclViolationTest, UsedWhileInProgress) {
   ExpectCaughtAlone("nccl-not-ready", [] {
     UseDevice();
     ncclUniqueId id = {};
@@ -144,7 +144,7 @@ TEST_F(NcclBreachTest, UsedWhileInProgress) {
 }
 
 // The group returned "in progress": an event recorded now would be before the operation.
-TEST_F(NcclBreachTest, EventRecordedWhileTheLaunchIsInProgress) {
+TEST_F(NcclViolationTest, EventRecordedWhileTheLaunchIsInProgress) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice(0);
@@ -164,22 +164,22 @@ TEST_F(NcclBreachTest, EventRecordedWhileTheLaunchIsInProgress) {
         Init(2, wire.Get<ncclUniqueId>(), 1);
         AwaitEnd(wire);
       });
-  ExpectBreach(outcomes[0], "nccl-not-ready");
+  ExpectViolation(outcomes[0], "nccl-not-ready");
 }
 
 // Communicator B hangs on the device: the abort of A alone would wait for it forever.
-TEST_F(NcclBreachTest, AbortOfOneWhileAnotherHangs) {
+TEST_F(NcclViolationTest, AbortOfOneWhileAnotherHangs) {
   const auto outcomes = RunTwoCommunicators(
       [](PairRank& a, PairRank& b) {
         b.Send(Alloc(8), 8);
         CU(ncclCommAbort)(a.comm);
       },
       [](PairRank&, PairRank&) {});
-  ExpectBreach(outcomes[0], "nccl-abort-order");
+  ExpectViolation(outcomes[0], "nccl-abort-order");
 }
 
 // A blocking communicator, whose first exchange waits for a peer that does not join.
-TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
+TEST_F(NcclViolationTest, AbortWhileAnotherThreadIsInACall) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice(0);
@@ -208,11 +208,11 @@ TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
         OK(CU(ncclCommInitRank)(&comm, 2, wire.Get<ncclUniqueId>(), 1));
         AwaitEnd(wire);
       });
-  ExpectBreach(outcomes[0], "nccl-abort-in-call");
+  ExpectViolation(outcomes[0], "nccl-abort-in-call");
 }
 
 // The other rank's kernel waits for data of this one.
-TEST_F(NcclBreachTest, AbortUnderARunningOperationOfAPeer) {
+TEST_F(NcclViolationTest, AbortUnderARunningOperationOfAPeer) {
   const auto abort_when = [this](bool is_running) {
     return RunPair(
         [is_running](const Wire& wire) {
@@ -238,11 +238,11 @@ TEST_F(NcclBreachTest, AbortUnderARunningOperationOfAPeer) {
           AwaitEnd(wire);
         })[0];
   };
-  ExpectBreach(abort_when(true), "nccl-abort-under-peer");
+  ExpectViolation(abort_when(true), "nccl-abort-under-peer");
   ExpectSuccess(abort_when(false));
 }
 
-TEST_F(NcclBreachTest, AbortOfBothInAGroupIsAllowed) {
+TEST_F(NcclViolationTest, AbortOfBothInAGroupIsAllowed) {
   const auto outcomes = RunTwoCommunicators(
       [](PairRank& a, PairRank& b) {
         b.Send(Alloc(8), 8);

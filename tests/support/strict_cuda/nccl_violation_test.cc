@@ -2,12 +2,12 @@
 // Programs that violate one rule of NCCL each, and must be caught.
 #include <thread>
 
-#include "tests/support/strict_cuda/nccl_breach.h"
+#include "tests/support/strict_cuda/nccl_violation.h"
 
 namespace strict_cuda {
 namespace {
 
-TEST_F(NcclBreachTest, CountsDiffer) {
+TEST_F(NcclViolationTest, CountsDiffer) {
   ExpectCaught(
       "nccl-count-mismatch",
       [](PairRank& rank) {
@@ -18,7 +18,7 @@ TEST_F(NcclBreachTest, CountsDiffer) {
 }
 
 // Each rank of a collective sends its arguments to each other: all of them detect it.
-TEST_F(NcclBreachTest, CollectivesDiffer) {
+TEST_F(NcclViolationTest, CollectivesDiffer) {
   using Call = void (*)(const PairRank& rank, CUdeviceptr memory);
   const auto expect_caught = [this](Call first, Call second) {
     const auto run = [](PairRank rank, Call call) {
@@ -34,8 +34,8 @@ TEST_F(NcclBreachTest, CollectivesDiffer) {
           UseDevice(1);
           run(PairRank(1, wire.Get<ncclUniqueId>()), second);
         });
-    ExpectBreach(outcomes[0], "nccl-count-mismatch");
-    ExpectBreach(outcomes[1], "nccl-count-mismatch");
+    ExpectViolation(outcomes[0], "nccl-count-mismatch");
+    ExpectViolation(outcomes[1], "nccl-count-mismatch");
   };
   const Call sum = [](const PairRank& rank, CUdeviceptr memory) {
     AwaitLaunch(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclSum,
@@ -69,7 +69,7 @@ TEST_F(NcclBreachTest, CollectivesDiffer) {
 }
 
 // The same two collectives, on two communicators in two orders.
-TEST_F(NcclBreachTest, CollectivesInDifferentOrdersDeadlock) {
+TEST_F(NcclViolationTest, CollectivesInDifferentOrdersDeadlock) {
   const auto run = [](const PairRank& first, const PairRank& second) {
     const CUdeviceptr memory = Alloc(16);
     for (const PairRank* const rank : {&first, &second}) {
@@ -81,12 +81,12 @@ TEST_F(NcclBreachTest, CollectivesInDifferentOrdersDeadlock) {
   };
   const auto outcomes = RunTwoCommunicators([&](PairRank& a, PairRank& b) { run(a, b); },
                                             [&](PairRank& a, PairRank& b) { run(b, a); });
-  ExpectBreach(outcomes[0], "nccl-deadlock");
-  ExpectBreach(outcomes[1], "nccl-deadlock");
+  ExpectViolation(outcomes[0], "nccl-deadlock");
+  ExpectViolation(outcomes[1], "nccl-deadlock");
 }
 
 // The trap of lazily connected pairs: either rank only sends first.
-TEST_F(NcclBreachTest, FirstExchangeIsOnlyASend) {
+TEST_F(NcclViolationTest, FirstExchangeIsOnlyASend) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice(0);
@@ -98,10 +98,10 @@ TEST_F(NcclBreachTest, FirstExchangeIsOnlyASend) {
         Init(2, wire.Get<ncclUniqueId>(), 1);
         AwaitEnd(wire);
       });
-  ExpectBreach(outcomes[0], "nccl-first-exchange");
+  ExpectViolation(outcomes[0], "nccl-first-exchange");
 }
 
-TEST_F(NcclBreachTest, TwoThreadsIssue) {
+TEST_F(NcclViolationTest, TwoThreadsIssue) {
   ExpectCaught("nccl-threads", [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(16);
     rank.Send(memory, 8);
@@ -115,7 +115,7 @@ TEST_F(NcclBreachTest, TwoThreadsIssue) {
 }
 
 // Sends that cross, each before its receive: legal only in a group.
-TEST_F(NcclBreachTest, CrossingSendsDeadlock) {
+TEST_F(NcclViolationTest, CrossingSendsDeadlock) {
   const auto body = [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(16);
     rank.Send(memory, 8);
@@ -126,7 +126,7 @@ TEST_F(NcclBreachTest, CrossingSendsDeadlock) {
 }
 
 // Two communicators of the same two devices, used in two orders, on two streams.
-TEST_F(NcclBreachTest, CommunicatorsInDifferentOrdersDeadlock) {
+TEST_F(NcclViolationTest, CommunicatorsInDifferentOrdersDeadlock) {
   const auto outcomes = RunTwoCommunicators(
       [](PairRank& a, PairRank& b) {
         const CUdeviceptr memory = Alloc(16);
@@ -140,11 +140,11 @@ TEST_F(NcclBreachTest, CommunicatorsInDifferentOrdersDeadlock) {
         a.Recv(memory, 8);
         a.Synchronize();
       });
-  ExpectBreach(outcomes[0], "nccl-deadlock");
-  ExpectBreach(outcomes[1], "nccl-deadlock");
+  ExpectViolation(outcomes[0], "nccl-deadlock");
+  ExpectViolation(outcomes[1], "nccl-deadlock");
 }
 
-TEST_F(NcclBreachTest, BlockingAndNonBlockingInOneGroup) {
+TEST_F(NcclViolationTest, BlockingAndNonBlockingInOneGroup) {
   ExpectCaughtAlone("nccl-mixed-blocking", [] {
     UseDevice();
     ncclUniqueId ids[2] = {};
@@ -158,7 +158,7 @@ TEST_F(NcclBreachTest, BlockingAndNonBlockingInOneGroup) {
   });
 }
 
-TEST_F(NcclBreachTest, GroupOfTooManyOperations) {
+TEST_F(NcclViolationTest, GroupOfTooManyOperations) {
   ExpectCaught("nccl-group-too-large", [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(1000);
     OK(CU(ncclGroupStart)());
@@ -167,20 +167,20 @@ TEST_F(NcclBreachTest, GroupOfTooManyOperations) {
   });
 }
 
-TEST_F(NcclBreachTest, GroupEndWithoutStart) {
+TEST_F(NcclViolationTest, GroupEndWithoutStart) {
   ExpectCaughtAlone("nccl-group", [] {
     UseDevice();
     CU(ncclGroupEnd)();
   });
 }
 
-TEST_F(NcclBreachTest, SendToOneselfAlone) {
+TEST_F(NcclViolationTest, SendToOneselfAlone) {
   ExpectCaught("nccl-self", [](PairRank& rank) {
     CU(ncclSend)(Buffer(Alloc(8)), 8, ncclUint8, 0, rank.comm, rank.stream);
   });
 }
 
-TEST_F(NcclBreachTest, AnotherDeviceIsCurrent) {
+TEST_F(NcclViolationTest, AnotherDeviceIsCurrent) {
   ExpectCaught("nccl-wrong-device", [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(8);
     UseDevice(1);
@@ -188,7 +188,7 @@ TEST_F(NcclBreachTest, AnotherDeviceIsCurrent) {
   });
 }
 
-TEST_F(NcclBreachTest, BufferOfAnotherDevice) {
+TEST_F(NcclViolationTest, BufferOfAnotherDevice) {
   ExpectCaught("nccl-wrong-device", [](PairRank& rank) {
     CUcontext own = nullptr;
     OK(CU(cuCtxGetCurrent)(&own));

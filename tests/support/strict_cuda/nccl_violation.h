@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes of the fake, of which the first violates a rule of NCCL and must be caught.
-#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_BREACH_H_
-#define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_BREACH_H_
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_VIOLATION_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_VIOLATION_H_
 
 #include <unistd.h>
 
@@ -13,12 +13,12 @@
 
 namespace strict_cuda {
 
-class NcclBreachTest : public DoubleTest {
+class NcclViolationTest : public DoubleTest {
  protected:
   using Rank = std::function<void(PairRank& rank)>;
   using RankOfTwo = std::function<void(PairRank& a, PairRank& b)>;
 
-  NcclBreachTest() { setenv("STRICT_CUDA_DEADLOCK_MS", "300", 1); }
+  NcclViolationTest() { setenv("STRICT_CUDA_DEADLOCK_MS", "300", 1); }
 
   // Returns when the other process has ended.
   static void AwaitEnd(const Wire& wire) {
@@ -41,11 +41,11 @@ class NcclBreachTest : public DoubleTest {
           second(rank);
           AwaitEnd(wire);
         });
-    ExpectBreach(outcomes[0], rule);
+    ExpectViolation(outcomes[0], rule);
   }
 
   void ExpectCaughtAlone(const std::string& rule, const std::function<void()>& body) {
-    ExpectBreach(RunAlone(body), rule);
+    ExpectViolation(RunAlone(body), rule);
   }
 
   // The same two ranks of two communicators. Returns how the processes have ended.
@@ -72,4 +72,4 @@ class NcclBreachTest : public DoubleTest {
 
 }  // namespace strict_cuda
 
-#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_BREACH_H_
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_VIOLATION_H_

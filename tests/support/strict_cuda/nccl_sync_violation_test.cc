@@ -2,14 +2,14 @@
 // Programs that may wait for the device while an operation of NCCL is in flight.
 #include <functional>
 
-#include "tests/support/strict_cuda/nccl_breach.h"
+#include "tests/support/strict_cuda/nccl_violation.h"
 
 namespace strict_cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-TEST_F(NcclBreachTest, MemoryIsAllocatedInFlight) {
+TEST_F(NcclViolationTest, MemoryIsAllocatedInFlight) {
   ExpectCaught("implicit-sync-in-flight", [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(16);
     rank.Send(memory, 8);
@@ -17,7 +17,7 @@ TEST_F(NcclBreachTest, MemoryIsAllocatedInFlight) {
   });
 }
 
-TEST_F(NcclBreachTest, MemoryIsFreedInFlight) {
+TEST_F(NcclViolationTest, MemoryIsFreedInFlight) {
   ExpectCaught("implicit-sync-in-flight", [](PairRank& rank) {
     const CUdeviceptr memory = Alloc(16);
     rank.Send(memory, 8);
@@ -26,7 +26,7 @@ TEST_F(NcclBreachTest, MemoryIsFreedInFlight) {
 }
 
 // All other calls that may wait for the device: pinning, mapping, unmapping, loading, making pools.
-TEST_F(NcclBreachTest, SynchronisingCallsAreCaughtInFlight) {
+TEST_F(NcclViolationTest, SynchronisingCallsAreCaughtInFlight) {
   struct Call {
     const char* name;
     std::function<void()> make;
