@@ -44,12 +44,14 @@ std::string GoalText(const Json& figure) {
   return absl::StrCat(text, figure["meets_goal"].get<bool>() ? "met" : "**missed**");
 }
 
-void WriteFigures(const Json& figures, const std::string& device, bool is_double,
+void WriteFigures(const Json& figures, const std::string& device, bool is_fake_driver,
                   std::string& out) {
   if (figures.empty()) return;
   absl::StrAppend(
       &out,
-      is_double ? absl::StrCat("On a double (", device, "): these times mean nothing.\n\n") : "",
+      is_fake_driver
+          ? absl::StrCat("On a fake driver (", device, "): these times mean nothing.\n\n")
+          : "",
       "| what | bytes | at a time | processes on the GPU | path | Ferry, us | GB/s | floor | "
       "floor, us | GB/s "
       "| floor / Ferry | goal | wrong bytes |\n"
@@ -57,7 +59,7 @@ void WriteFigures(const Json& figures, const std::string& device, bool is_double
   for (const Json& each : figures) {
     const bool has_floor = !each["floor"].is_null();
     absl::StrAppend(
-        &out, "| ", is_double ? "[double] " : "", Cell(each["name"]), " | ",
+        &out, "| ", is_fake_driver ? "[fake driver] " : "", Cell(each["name"]), " | ",
         SizeText(each["bytes"].get<size_t>()), " | ", each["in_flight"].dump(), " | ",
         each["processes_on_gpu"].dump(), " | ", Cell(each["path"]), " | ", TimeText(each["ferry"]),
         " | ", absl::StrFormat("%.4g", each["ferry"]["gb_per_s"].get<double>()), " | ",
@@ -87,7 +89,7 @@ void WriteGoals(const Json& parts, std::string& out) {
                   "|---|---|---|---|---|\n", rows, "\n");
 }
 
-void WritePart(const Json& part, const std::string& device, bool is_double, std::string& out) {
+void WritePart(const Json& part, const std::string& device, bool is_fake_driver, std::string& out) {
   absl::StrAppend(&out, "## ", part["name"].get<std::string>(), ": ",
                   part["title"].get<std::string>(), "\n\n**", part["status"].get<std::string>(),
                   "**, ", absl::StrFormat("%.1f s", part["seconds"].get<double>()));
@@ -110,7 +112,7 @@ void WritePart(const Json& part, const std::string& device, bool is_double, std:
     }
     absl::StrAppend(&out, "\n");
   }
-  WriteFigures(part["figures"], device, is_double, out);
+  WriteFigures(part["figures"], device, is_fake_driver, out);
   for (const auto& [key, value] : part["facts"].items()) {
     const std::string text = value.is_string() ? value.get<std::string>() : value.dump(1);
     if (!text.empty()) absl::StrAppend(&out, key, ":\n\n```\n", text, "\n```\n\n");
@@ -125,10 +127,10 @@ void WritePart(const Json& part, const std::string& device, bool is_double, std:
 
 std::string Markdown(const Json& result) {
   const std::string device = result["device"].get<std::string>();
-  const bool is_double = result["is_double"].get<bool>();
+  const bool is_fake_driver = result["is_double"].get<bool>();
   std::string out = "# gpu-check\n\n";
-  if (is_double) {
-    absl::StrAppend(&out, "> **NOT A GPU.** This ran on a double of the driver, ",
+  if (is_fake_driver) {
+    absl::StrAppend(&out, "> **NOT A GPU.** This ran on a fake driver, ",
                     result["double_library"].get<std::string>(), ", whose device calls itself \"",
                     device,
                     "\". It shows that the code runs. Its times are times of a CPU that plays a "
@@ -172,7 +174,7 @@ std::string Markdown(const Json& result) {
     // Parts that lack a GPU have no results.
     const bool is_told = result["gpu_count"] > 0 || !part["facts"].empty() ||
                          !part["checks"].empty() || part["status"] != "skipped";
-    if (is_told) WritePart(part, device, is_double, out);
+    if (is_told) WritePart(part, device, is_fake_driver, out);
   }
   return out;
 }

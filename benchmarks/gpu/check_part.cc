@@ -134,7 +134,8 @@ const std::vector<Part>& AllParts() {
       {"nccl_keyed", "figures: keyed transfers over NCCL beside raw ncclSend and ncclRecv",
        absl::Seconds(75), true, RunNcclKeyedPart},
       // After the measurements, so that it takes no time from them.
-      {"tests", "the test programs that need no double", absl::Seconds(240), true, RunTestsPart},
+      {"tests", "the test programs that need no fake driver", absl::Seconds(240), true,
+       RunTestsPart},
       {"_hang", "hangs", absl::Seconds(2), false, Hang, true},
       {"_crash", "crashes", absl::Seconds(10), false, Crash, true},
       {"_fail", "fails", absl::Seconds(10), false, Fail, true},

@@ -52,7 +52,7 @@ Machine TakeMachine(const Json& part, Json& result) {
                        part["status"].get<std::string>(), ": ", machine.no_gpu_reason);
     }
   }
-  const std::string the_double = facts.value("double", "");
+  const std::string fake_driver = facts.value("double", "");
   result["gpu_count"] = machine.gpu_count;
   result["no_gpu_reason"] = machine.no_gpu_reason;
   result["device"] = machine.gpu_count > 0 ? gpus[0]["name"] : Json("none");
@@ -64,20 +64,20 @@ Machine TakeMachine(const Json& part, Json& result) {
                    "GPU take turns. Figures of two processes on one GPU, and their floors, contain "
                    "the waits for a turn.";
   }
-  result["is_double"] = !the_double.empty();
-  result["double_library"] = the_double;
+  result["is_double"] = !fake_driver.empty();
+  result["double_library"] = fake_driver;
   result["versions"] = facts.value("versions", Json::object());
   return machine;
 }
 
-// Adds the device to each figure, and whether its goal is met: unknown with a double.
+// Adds the device to each figure, and whether its goal is met: unknown with a fake driver.
 void Stamp(const Json& result, Json& part) {
-  const bool is_double = result["is_double"].get<bool>();
+  const bool is_fake_driver = result["is_double"].get<bool>();
   for (Json& figure : part["figures"]) {
     figure["device"] = result["device"];
-    figure["is_double"] = is_double;
+    figure["is_double"] = is_fake_driver;
     figure["meets_goal"] = nullptr;
-    if (is_double || result["mode"] == "quick") continue;
+    if (is_fake_driver || result["mode"] == "quick") continue;
     if (figure["goal"].is_null() || figure["ratio"].is_null()) continue;
     figure["meets_goal"] = figure["ratio"].get<double>() >= figure["goal"].get<double>();
   }

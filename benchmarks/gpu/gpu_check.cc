@@ -194,7 +194,7 @@ int Run(const Flags& flags) {
   actions.print = PrintPart;
   if (!RunSequence(parts, SteadyClock(), flags.limit, actions, result)) return kSomethingFailed;
   if (result["is_double"].get<bool>()) {
-    std::printf("gpu-check: NOT A GPU: \"%s\" is a double; none of its times is a figure\n",
+    std::printf("gpu-check: NOT A GPU: \"%s\" is a fake driver; none of its times is a figure\n",
                 result["device"].get<std::string>().c_str());
   }
   std::printf("gpu-check: %s\n",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Describes this machine: GPUs, libraries and their versions, links; and whether the driver is a
-// fake.
+// Describes this machine: GPUs, libraries and their versions, links; and whether the driver is
+// the fake one.
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
@@ -30,7 +30,7 @@ namespace ferry::check {
 namespace {
 
 // Every fake driver has this function.
-constexpr char kMarkOfTheDouble[] = "strict_cuda_violations";
+constexpr char kFakeDriverSymbol[] = "strict_cuda_violations";
 
 // For a GPU whose driver accepts Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";
@@ -40,7 +40,7 @@ constexpr char kFatBinary[] = "\x50\xed\x55\xba";
 constexpr char kKernelsFromPtx[] = "made by the driver from PTX";
 
 // Which of the libraries in use is a fake; empty: none.
-std::string FindDouble() {
+std::string FindFakeDriver() {
   struct Named {
     const char* path;
     const char* variable;
@@ -53,7 +53,7 @@ std::string FindDouble() {
     const absl::StatusOr<SharedLibrary> library = SharedLibrary::Open(each.path, each.variable);
     if (!library.ok()) continue;
     int (*mark)() = nullptr;
-    library->ResolveOptional(kMarkOfTheDouble, mark);
+    library->ResolveOptional(kFakeDriverSymbol, mark);
     if (mark != nullptr) return library->path();
   }
   return "";
@@ -177,8 +177,8 @@ absl::Status RunMachinePart(PartContext& context) {
               "power.limit,ecc.mode.current,persistence_mode",
               "--format=csv"});
   TellOfTool(context, "nvidia_smi_topology", {"nvidia-smi", "topo", "-m"});
-  const std::string the_double = FindDouble();
-  context.report.Fact("double", the_double);
+  const std::string fake_driver = FindFakeDriver();
+  context.report.Fact("double", fake_driver);
   const LocalDiscovery local = DiscoverLocal();
   for (const Device& device : local.topology.devices) {
     if (device.kind == DeviceKind::kHost) context.report.Fact("processor", device.name);

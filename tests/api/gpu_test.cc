@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in the memory of GPUs, and a communicator of them, on the strict double of the driver.
+// Tensors in the memory of GPUs, and a communicator of them, on the fake driver.
 #include <dlfcn.h>
 
 #include <cstdlib>

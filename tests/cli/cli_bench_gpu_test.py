@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ferry bench between GPUs, with the strict fakes of the driver and of NCCL: its figures are
-meaningless there, its paths, its baselines and its verification are checked.
+"""ferry bench between GPUs, with the fake driver and its NCCL: its figures are meaningless
+there, its paths, its baselines and its verification are checked.
 
     STRICT_CUDA=.../libstrict_cuda.so cli_bench_gpu_test.py FERRY [CASE...]
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ferry doctor on this machine, and with the strict fakes of the driver and of NCCL.
+"""ferry doctor on this machine, and with the fake driver and its NCCL.
 
     STRICT_CUDA=.../libstrict_cuda.so cli_doctor_test.py FERRY [CASE...]
 """

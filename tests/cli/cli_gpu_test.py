@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPU programs as users run them, with the strict fakes of the driver and of NCCL.
+"""GPU programs as users run them, with the fake driver and its NCCL.
 
     FERRY_EXAMPLE=.../nccl_allreduce STRICT_CUDA=.../libstrict_cuda.so cli_gpu_test.py FERRY [CASE...]
 """

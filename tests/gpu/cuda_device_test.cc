@@ -66,13 +66,13 @@ TEST_F(CudaDeviceTest, UnknownOrdinalIsAnErrorThatNamesIt) {
 }
 
 TEST_F(CudaDeviceTest, OutOfMemoryIsResourceExhausted) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   FailNext("cuStreamCreateWithPriority", kErrorOutOfMemory);
   EXPECT_EQ(CudaStream::Create(device_).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(CudaDeviceTest, PeersAreQueriedAndEnabledOnce) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const PeerMatrix peers = *PeerMatrix::Query(*StrictApi());
   ASSERT_EQ(peers.device_count(), 2);
   EXPECT_TRUE(peers.CanAccess(0, 0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests in one process with the strict fake of the driver: a device, and after each test the check
+// Tests in one process with the fake driver: a device, and after each test the check
 // that no rule was violated and nothing was left behind.
 #ifndef FERRY_TESTS_GPU_CUDA_FIXTURE_H_
 #define FERRY_TESTS_GPU_CUDA_FIXTURE_H_
@@ -41,7 +41,7 @@ inline constexpr size_t kMiB = size_t{1} << 20;
     EXPECT_TRUE(expect_ok_status.ok()) << expect_ok_status; \
   } while (false)
 
-// The fake's own functions, for tests.
+// The fake driver's own functions, for tests.
 inline void* StrictSymbol(const char* name) {
   static void* const library = dlopen(FERRY_STRICT_CUDA, RTLD_NOW | RTLD_LOCAL);
   void* const symbol = dlsym(library, name);

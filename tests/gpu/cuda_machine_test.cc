@@ -15,7 +15,7 @@ namespace {
 class CudaMachineTest : public IpcProcessTest {};
 
 TEST_F(CudaMachineTest, WithoutDescriptors_TheLimitIsNamed) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   ExpectSuccess(RunAlone([] {
     const Process process;
     const auto arena = *GpuArena::Create(process.device, nullptr, {});
@@ -36,7 +36,7 @@ TEST_F(CudaMachineTest, WithoutDescriptors_TheLimitIsNamed) {
 
 // The driver's code does not mention them.
 TEST_F(CudaMachineTest, WithoutDescriptorsToImport_TheLimitIsNamed) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   setenv("STRICT_CUDA_FAIL", "cuMemImportFromShareableHandle:304", 1);
   ExpectSuccess(RunAlone([] {
     const Process process;
@@ -56,7 +56,7 @@ TEST_F(CudaMachineTest, WithoutDescriptorsToImport_TheLimitIsNamed) {
 
 // Restrictions of the machine.
 TEST_F(CudaMachineTest, DeviceThatProhibitsContexts_IsRefused) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=2", 1);
   ExpectSuccess(RunAlone([] {
     std::shared_ptr<const CudaApi> api = *CudaApi::Load();
@@ -67,7 +67,7 @@ TEST_F(CudaMachineTest, DeviceThatProhibitsContexts_IsRefused) {
 }
 
 TEST_F(CudaMachineTest, Mps_IsReportedIfTheDriverKnows) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   for (const auto& [attributes, uses_mps] : {std::pair("133=1", true), std::pair("133=0", false)}) {
     setenv("STRICT_CUDA_ATTRIBUTES", attributes, 1);
     ExpectSuccess(RunAlone([uses_mps = uses_mps] {
@@ -78,7 +78,7 @@ TEST_F(CudaMachineTest, Mps_IsReportedIfTheDriverKnows) {
 }
 
 TEST_F(CudaMachineTest, ArenaMemoryIsForNicsWhereTheDeviceCan) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   for (const auto& [attributes, is_for_nics] :
        {std::pair("110=1", true), std::pair("110=0", false)}) {
     setenv("STRICT_CUDA_ATTRIBUTES", attributes, 1);
@@ -99,7 +99,7 @@ TEST_F(CudaMachineTest, ArenaMemoryIsForNicsWhereTheDeviceCan) {
 }
 
 TEST_F(CudaMachineTest, ExclusiveDevice_BelongsToTheFirstProcess) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=3", 1);
   ExpectBoth(
       [](const Wire& wire) {
@@ -126,7 +126,7 @@ TEST_F(CudaMachineTest, ExclusiveDevice_BelongsToTheFirstProcess) {
 }
 
 TEST_F(CudaMachineTest, WithoutVirtualMemory_TheArenaUsesLegacyHandles) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   setenv("STRICT_CUDA_ATTRIBUTES", "102=0,125=0", 1);
   ExpectBoth(
       [](const Wire& wire) {
@@ -155,7 +155,7 @@ TEST_F(CudaMachineTest, WithoutVirtualMemory_TheArenaUsesLegacyHandles) {
 }
 
 TEST_F(CudaMachineTest, DriverWithoutExecution_IsUsedForDiscoveryOnly) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   setenv("FERRY_CUDA_LIBRARY", FERRY_FAKE_CUDA, 1);
   ExpectSuccess(RunAlone([] {
     std::shared_ptr<const CudaApi> api = *CudaApi::Load();
@@ -168,7 +168,7 @@ TEST_F(CudaMachineTest, DriverWithoutExecution_IsUsedForDiscoveryOnly) {
 }
 
 TEST_F(CudaMachineTest, WithoutAGpu_TheReasonIsTheDrivers) {
-  NEEDS_THE_DOUBLE("plays other machines");
+  NEEDS_FAKE_DRIVER("plays other machines");
   setenv("STRICT_CUDA_DEVICES", "0", 1);
   ExpectSuccess(RunAlone([] {
     const absl::Status status = CudaApi::Load().status();

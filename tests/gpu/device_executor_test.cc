@@ -101,7 +101,7 @@ TEST_F(DeviceExecutorTest, MemoryIsKeptBeyondTheDeadlineUntilTheDeviceIsDone) {
 }
 
 TEST_F(DeviceExecutorTest, FailedDeviceEndsItsPendingWork) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   DeviceExecutor executor(device_);
   const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
   const auto event = Record(stream->get());
@@ -117,7 +117,7 @@ TEST_F(DeviceExecutorTest, FailedDeviceEndsItsPendingWork) {
 
 // It is unknown then whether the device still uses the memory: it is queried again.
 TEST_F(DeviceExecutorTest, QueryThatFailsOnceIsRepeated) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   DeviceExecutor executor(device_);
   HeldStream stream(device_);
   auto memory = std::make_shared<const int>(1);
@@ -151,7 +151,7 @@ TEST_F(DeviceExecutorTest, LimitIsNamedAndRefusedWorkIsNotRun) {
 
 // The destructor finishes work that has begun; work that never ends, ends with a reason.
 TEST_F(DeviceExecutorTest, ItsDestructorWaitsForEventsButNotForever) {
-  NEEDS_THE_DOUBLE("runs host functions of two streams at a time");
+  NEEDS_FAKE_DRIVER("runs host functions of two streams at a time");
   NEEDS_TWO_QUEUES();
   HeldStream fast(device_);
   HeldStream stuck(device_);
@@ -412,7 +412,7 @@ TEST_F(HostStagerTest, DeadlineEndsItOnceAndKeepsTheMemory) {
 
 // The deadline covers every slice, and not only the wait for the producer.
 TEST_F(HostStagerTest, DeadlineThatPassesBetweenTwoSlices_EndsTheCopy) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   FakeClock clock;
   std::string back(kBytes, '?');
   std::unique_ptr<HostStager> stager;
@@ -436,7 +436,7 @@ TEST_F(HostStagerTest, DeadlineThatPassesBetweenTwoSlices_EndsTheCopy) {
 }
 
 TEST_F(HostStagerTest, ErrorsOfTheDriverEndItOnce) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   WithStager([&](HostStager& stager) {
     std::string back(kBytes, '?');
     FailNext("cuMemcpyDtoHAsync_v2", 1, /*after_n=*/2);

@@ -130,7 +130,7 @@ TEST_F(GpuArenaTest, ExhaustedBudgetIsNamed) {
 }
 
 TEST_F(GpuArenaTest, FullDeviceQuotesTheDriverAndReturnsTheBudget) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const auto arena = Make();
   FailNext("cuMemCreate", kErrorOutOfMemory);
   const absl::Status status = arena->Allocate(1000).status();
@@ -144,7 +144,7 @@ TEST_F(GpuArenaTest, FullDeviceQuotesTheDriverAndReturnsTheBudget) {
 
 // Each step of mapping may fail, and the steps before are undone: the fixture counts.
 TEST_F(GpuArenaTest, ErrorHalfWayLeavesNothingBehind) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const auto arena = Make();
   for (const char* symbol : {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     FailNext(symbol, kErrorNotSupported);
@@ -155,7 +155,7 @@ TEST_F(GpuArenaTest, ErrorHalfWayLeavesNothingBehind) {
 
 // A faulty GPU must not take the memory of the others.
 TEST_F(GpuArenaTest, PeerThatIsRefusedAccess_IsReported) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const auto fail =
       reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"));
   GpuArenaOptions options;
@@ -176,7 +176,7 @@ TEST_F(GpuArenaTest, PeerThatIsRefusedAccess_IsReported) {
 }
 
 TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndReportsWhy) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   FailNext("cuMemExportToShareableHandle", kErrorNotPermitted);
   const auto arena = Make();
   EXPECT_EQ(arena->export_by(), ExportBy::kLegacyHandle);
@@ -287,7 +287,7 @@ TEST_F(GpuArenaTest, SmallBudgetIsOneSegment) {
 }
 
 TEST_F(GpuArenaTest, PinnedBlocksAreReusedUnderABudget) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const auto pool =
       *PinnedPool::Create(device_, gate_, {.budget_bytes = 4 * kMiB, .segment_bytes = 2 * kMiB});
   auto first = *pool->Allocate(100'000);
@@ -313,7 +313,7 @@ TEST_F(GpuArenaTest, PinnedBlocksAreReusedUnderABudget) {
 // A transfer that goes through the host because a program's collective keeps it from NCCL: the
 // collective may be waiting for it, so it cannot wait for the collective.
 TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockIsUsed) {
-  NEEDS_THE_DOUBLE("knows what is in flight");
+  NEEDS_FAKE_DRIVER("knows what is in flight");
   const auto pool = *PinnedPool::Create(
       device_, gate_,
       {.budget_bytes = 64 * kMiB, .segment_bytes = 16 * kMiB, .timeout = absl::Milliseconds(10)});
@@ -334,7 +334,7 @@ int ImplicitSyncs() {
 
 // Memory is there while NCCL's work keeps the driver from giving any, for tensors of any size.
 TEST_F(GpuArenaTest, ReservedMemoryNeedsNothingFromTheDriver) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   const auto arena = Make({.reserve_bytes = 96 * kMiB, .reserve_segment_bytes = 32 * kMiB});
   EXPECT_EQ(arena->stats().reserved_bytes, 96 * kMiB);
   EXPECT_EQ(arena->stats().segment_count, 3);
@@ -414,7 +414,7 @@ TEST_F(GpuArenaTest, BudgetThatIsNearlyAllReserved_TheErrorSaysSo) {
 
 // The segments that could be made are returned: the fixture counts.
 TEST_F(GpuArenaTest, DeviceWithoutTheReservedMemoryIsReported) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   // The first call is the arena's own, the second makes the first segment.
   FailNext("cuMemCreate", kErrorOutOfMemory, 2);
   const absl::Status full = GpuArena::Create(device_, gate_, {.reserve_bytes = 64 * kMiB}).status();

@@ -102,7 +102,7 @@ TEST_F(GpuComputeTest, KernelReadsAnotherKernelsOutput) {
 
 // A long kernel of the producer's delays the device, and no thread.
 TEST_F(GpuComputeTest, OnlyTheStreamWaitsForInputs) {
-  NEEDS_THE_DOUBLE("holds up a stream");
+  NEEDS_FAKE_DRIVER("holds up a stream");
   cuda::HeldStream held(device_);
   const Tensor late = Behind(OnGpu({1, 2}), held.get());
   const Tensor sum = *Binary(BinaryOp::kAdd, late, OnGpu({5, 5}));
@@ -115,7 +115,7 @@ TEST_F(GpuComputeTest, OnlyTheStreamWaitsForInputs) {
 
 // Memory that a kernel still has to read is not reused when its last tensor is destroyed.
 TEST_F(GpuComputeTest, MemoryOfInputsIsKeptUntilTheyAreRead) {
-  NEEDS_THE_DOUBLE("holds up a stream");
+  NEEDS_FAKE_DRIVER("holds up a stream");
   cuda::HeldStream held(device_);
   Tensor a = OnGpu(std::vector<float>(1000, 1));
   Tensor b = Behind(OnGpu(std::vector<float>(1000, 2)), held.get());
@@ -146,7 +146,7 @@ TEST_F(GpuComputeTest, EmptyTensorsNeedNoKernel) {
 
 // Foreign memory counts no uses.
 TEST_F(GpuComputeTest, ForeignMemoryIsKeptAsWell) {
-  NEEDS_THE_DOUBLE("holds up a stream");
+  NEEDS_FAKE_DRIVER("holds up a stream");
   const cuda::DevicePointer memory = Alloc(8);
   Write(memory, std::string(8, '\0'));
   bool is_released = false;

@@ -68,7 +68,7 @@ class GpusTest : public cuda::CudaTest {
 };
 
 TEST_F(GpusTest, DeviceThatCouldNotBeOpenedIsTriedAgain) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   options_.retry_open = absl::Milliseconds(200);
   const std::unique_ptr<Gpus> gpus = Make();
   FailNext("cuDevicePrimaryCtxRetain", kOutOfMemory);
@@ -81,7 +81,7 @@ TEST_F(GpusTest, DeviceThatCouldNotBeOpenedIsTriedAgain) {
 }
 
 TEST_F(GpusTest, DeviceThatIsBrieflyFullAllocatesTheSameMemoryLater) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const std::unique_ptr<Gpus> gpus = Make();
   FailNext("cuMemCreate", kOutOfMemory);
   const absl::Status first = gpus->Get(0).status();
@@ -93,7 +93,7 @@ TEST_F(GpusTest, DeviceThatIsBrieflyFullAllocatesTheSameMemoryLater) {
 
 // The slice of pinned memory that the failed copy still writes to is not the next one's.
 TEST_F(GpusTest, CopyToTheHostWithoutAnEventIsWaitedFor) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const std::unique_ptr<Gpus> gpus = Make();
   const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
   const Tensor two = Pattern(2);
@@ -109,7 +109,7 @@ TEST_F(GpusTest, CopyToTheHostWithoutAnEventIsWaitedFor) {
 
 // Nor is the memory of the GPU that it copies to.
 TEST_F(GpusTest, CopyBetweenGpusWithoutAnEventIsWaitedFor) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   NEEDS_TWO_GPUS();
   // Else nothing is copied before the held stream has ended.
   options_.waits_on_device = true;
@@ -140,7 +140,7 @@ TEST_F(GpusTest, CopyBetweenGpusWithoutAnEventIsWaitedFor) {
 
 // By default the streams of the device stay free: the copy is enqueued when the tensor is complete.
 TEST_F(GpusTest, CopyOfAnIncompleteTensor_OccupiesNoStream) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   NEEDS_TWO_GPUS();
   const std::unique_ptr<Gpus> gpus = Make();
   const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
@@ -176,7 +176,7 @@ TEST_F(GpusTest, CopyOfAnIncompleteTensor_OccupiesNoStream) {
 
 // The tensor is not complete by the deadline: the move ends, and what is written late is kept.
 TEST_F(GpusTest, CopyOfAnIncompleteTensor_EndsAtItsDeadline) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   NEEDS_TWO_GPUS();
   const std::unique_ptr<Gpus> gpus = Make();
   Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
@@ -199,7 +199,7 @@ TEST_F(GpusTest, CopyOfAnIncompleteTensor_EndsAtItsDeadline) {
 
 // Any call fails, once, while tensors move: the data that arrives is right, and then all continues.
 TEST_F(GpusTest, AnyCallMayFail) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const char* const kCalls[] = {"cuDevicePrimaryCtxRetain",
                                 "cuStreamCreateWithPriority",
                                 "cuCtxEnablePeerAccess",
@@ -262,7 +262,7 @@ TEST_F(GpusTest, AnyCallMayFail) {
 }
 
 TEST_F(GpusTest, GpuThatAnswersWithAnErrorHidesNoOther) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   FailNext("cuDeviceGetUuid_v2", 999);
   FailNext("cuDeviceCanAccessPeer", 999);
   const std::unique_ptr<Gpus> gpus = Make();
@@ -387,7 +387,7 @@ int ImplicitSyncViolations() {
 
 // The reason for the scope: Ferry does not know of the program's NCCL, and allocates beside it.
 TEST_F(GpusTest, OutsideAnExternalNcclScope_ADriverAllocationRunsBesideAProgramsNccl) {
-  NEEDS_THE_DOUBLE("reports it");
+  NEEDS_FAKE_DRIVER("reports it");
   const std::unique_ptr<Gpus> gpus = Make();
   OwnNccl nccl(**gpus->Get(0));
   setenv("STRICT_CUDA_ON_BREACH", "record", 1);
@@ -400,7 +400,7 @@ TEST_F(GpusTest, OutsideAnExternalNcclScope_ADriverAllocationRunsBesideAPrograms
 }
 
 TEST_F(GpusTest, InAnExternalNcclScope_NothingSynchronisesUntilTheProgramsNcclHasCompleted) {
-  NEEDS_THE_DOUBLE("reports violations");
+  NEEDS_FAKE_DRIVER("reports violations");
   options_.arena.timeout = absl::Milliseconds(50);
   options_.arena.reserve_bytes = size_t{8} << 20;
   options_.arena.reserve_segment_bytes = size_t{8} << 20;
@@ -449,7 +449,7 @@ TEST_F(GpusTest, ExternalNcclScopeThatIsNotEnded_EndsWithItsObject) {
 }
 
 TEST_F(GpusTest, OpenGpuHasItsReserve) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   options_.arena.reserve_bytes = size_t{32} << 20;
   options_.pinned.reserve_bytes = size_t{16} << 20;
   options_.staging = {

@@ -94,7 +94,7 @@ TEST_F(InterprocessEventsTest, AllEventsInUse_IsReported) {
 }
 
 TEST_F(InterprocessEventsTest, DriverError_ReleasesTheSlot) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   ExpectSuccess(RunAlone([] {
     const Process process;
     const auto pool = *InterprocessEventPool::Create(process.device, 1);

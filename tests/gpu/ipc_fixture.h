@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of device memory between processes, with the strict fake of the driver: a producer and a
+// Tests of device memory between processes, with the fake driver: a producer and a
 // consumer with its cache, in processes of their own, joined by a socket.
 #ifndef FERRY_TESTS_GPU_IPC_FIXTURE_H_
 #define FERRY_TESTS_GPU_IPC_FIXTURE_H_
@@ -19,7 +19,7 @@
 #include "gpu/cuda/ipc_export.h"
 #include "gpu/cuda/ipc_import_cache.h"
 #include "tests/support/real_gpu.h"
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 
 namespace ferry::cuda {
 
@@ -144,9 +144,9 @@ inline ExportedPiece ExportOne(const Process& process, DevicePointer pointer, si
   return std::move((*pieces)[0]);
 }
 
-class IpcProcessTest : public strict_cuda::DoubleTest {
+class IpcProcessTest : public strict_cuda::FakeDriverTest {
  protected:
-  IpcProcessTest() : DoubleTest(OnRealGpu()) {
+  IpcProcessTest() : FakeDriverTest(OnRealGpu()) {
     if (OnRealGpu()) return;
     setenv("FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY, 1);
     for (const char* name : {"STRICT_CUDA_ATTRIBUTES", "STRICT_CUDA_FAIL"}) unsetenv(name);

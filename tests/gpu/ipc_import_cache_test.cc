@@ -324,7 +324,7 @@ TEST_F(IpcImportCacheTest, PeerDies_OnlyImportsInUseStay) {
 }
 
 TEST_F(IpcImportCacheTest, ErrorsDescribeTheImport) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   setenv("STRICT_CUDA_PEERS", "none", 1);
   ExpectBoth(
       [](const Wire& wire) {

@@ -210,7 +210,7 @@ TEST_F(IpcMappingTest, RangeOverSeveralPiecesIsOpenedPieceByPiece) {
 
 // The owner reclaims its memory, frees it, and gets the same address again.
 TEST_F(IpcMappingTest, MemoryAtARecycledAddress_IsNotTakenForTheOldOne) {
-  NEEDS_THE_DOUBLE("gives an address again at once");
+  NEEDS_FAKE_DRIVER("gives an address again at once");
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -254,7 +254,7 @@ TEST_F(IpcMappingTest, MemoryAtARecycledAddress_IsNotTakenForTheOldOne) {
 // An owner that frees without asking, as frameworks do: the new memory must not be taken for the
 // old, and the old mapping must go.
 TEST_F(IpcMappingTest, OlderMemoryAtTheSameAddressIsClosedFirst) {
-  NEEDS_THE_DOUBLE("gives an address again at once");
+  NEEDS_FAKE_DRIVER("gives an address again at once");
   setenv("STRICT_CUDA_ON_BREACH", "record", 1);
   ExpectBoth(
       [](const Wire& wire) {

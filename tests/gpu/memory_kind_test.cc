@@ -119,12 +119,12 @@ TEST_F(MemoryKindTest, RangeBeyondItsAllocationIsRefused) {
 
 // Caches that go by the address would take new memory for old.
 TEST_F(MemoryKindTest, MemoryAtARecycledAddressHasAnotherId) {
-  NEEDS_THE_DOUBLE("gives an address again at once");
+  NEEDS_FAKE_DRIVER("gives an address again at once");
   const DevicePointer first = Alloc(4 * kMiB);
   const uint64_t first_id = InfoOf(first).pieces[0].buffer_id;
   Free(first);
   const DevicePointer second = Alloc(4 * kMiB);
-  ASSERT_EQ(second, first) << "the double is meant to give the address again";
+  ASSERT_EQ(second, first) << "the fake driver is meant to give the address again";
   EXPECT_NE(InfoOf(second).pieces[0].buffer_id, first_id);
   Free(second);
 }
@@ -209,7 +209,7 @@ TEST_F(MemoryKindTest, MappedMemoryHasAPieceForEachPhysicalAllocation) {
 }
 
 TEST_F(MemoryKindTest, ReservedAddressesAreRefused) {
-  NEEDS_THE_DOUBLE("says of what device reserved addresses are");
+  NEEDS_FAKE_DRIVER("says of what device reserved addresses are");
   const Mapped mapped = Map({kHandleTypePosixFd});
   const absl::Status status =
       Classify(*device_, reinterpret_cast<void*>(mapped.base + mapped.bytes), 1).status();
@@ -230,7 +230,7 @@ TEST_F(MemoryKindTest, MappedMemoryWithoutAHandleTypeCannotBeExported) {
 }
 
 TEST_F(MemoryKindTest, ManagedMemoryCannotBeExported) {
-  NEEDS_THE_DOUBLE("is asked for what is in no table");
+  NEEDS_FAKE_DRIVER("is asked for what is in no table");
   DevicePointer memory = 0;
   {
     const ScopedCurrent current(*device_);

@@ -102,7 +102,7 @@ class PeerAccessTest : public CudaTest {
 };
 
 TEST_F(PeerAccessTest, PlainMemoryDoesNotGoThroughTheHost) {
-  NEEDS_THE_DOUBLE("counts copies through the host");
+  NEEDS_FAKE_DRIVER("counts copies through the host");
   const auto other = OpenDevice(1);
   const int before = HostPeerCopies();
   EXPECT_TRUE(GoesAcross(device_, other));
@@ -116,7 +116,7 @@ TEST_F(PeerAccessTest, PlainMemoryDoesNotGoThroughTheHost) {
 
 // PyTorch enables the pairs that it uses.
 TEST_F(PeerAccessTest, ProgramMayHaveEnabledIt) {
-  NEEDS_THE_DOUBLE("counts copies through the host");
+  NEEDS_FAKE_DRIVER("counts copies through the host");
   const auto other = OpenDevice(1);
   Warnings warnings;
   EXPECT_EQ(Enable(*device_, *other), kSuccess);
@@ -128,7 +128,7 @@ TEST_F(PeerAccessTest, ProgramMayHaveEnabledIt) {
 
 // Arenas of devices that export no memory as descriptors are of cuMemAlloc too.
 TEST_F(PeerAccessTest, ArenasOfPlainMemoryDoNotGoThroughTheHost) {
-  NEEDS_THE_DOUBLE("counts copies through the host");
+  NEEDS_FAKE_DRIVER("counts copies through the host");
   reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"))(
       "cuMemExportToShareableHandle", kErrorNotPermitted, 0, 2);
   const Tensor one = *gpus_->Allocate(0, DataType::kUint8, *Shape::Create({kBytes}));
@@ -142,7 +142,7 @@ TEST_F(PeerAccessTest, ArenasOfPlainMemoryDoNotGoThroughTheHost) {
 }
 
 TEST_F(PeerAccessTest, FailureIsLoggedOnceAndCopiesStillWork) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const auto other = OpenDevice(1);
   const int before = HostPeerCopies();
   Warnings warnings;
@@ -161,7 +161,7 @@ TEST_F(PeerAccessTest, FailureIsLoggedOnceAndCopiesStillWork) {
 
 // Enabling may synchronize, and would wait for a kernel that waits for this very copy.
 TEST_F(PeerAccessTest, CopyDoesNotWaitForNcclWork) {
-  NEEDS_THE_DOUBLE("counts copies through the host");
+  NEEDS_FAKE_DRIVER("counts copies through the host");
   const auto other = OpenDevice(1);
   ASSERT_OK(gpus_->Get(0).status());
   ASSERT_OK(gpus_->Get(1).status());

@@ -116,7 +116,7 @@ TEST_F(StagingRingTest, SlotIsFreeAlsoIfTheExecutorWasFull) {
 }
 
 TEST_F(StagingRingTest, WithoutMemoryForOneSlotTheErrorSaysSo) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   const auto ring = StagingRing::Create(executor_, nullptr, {});
   const auto fail =
       reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"));

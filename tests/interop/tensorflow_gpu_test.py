@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real TensorFlow client that places nodes on the GPUs of two workers.
 
-  tensorflow_gpu_test.py --ferry=build/ferry --double=libstrict_cuda.so --python=VENV/bin/python
+  tensorflow_gpu_test.py --ferry=build/ferry --fake-driver=libstrict_cuda.so --python=VENV/bin/python
 
-The GPUs are those of the strict fake of the driver, two for each worker; TensorFlow's own
+The GPUs are those of the fake driver, two for each worker; TensorFlow's own
 servers have none here, so the expected results are those of NumPy and TensorFlow's CPU kernels.
 Ends with 77 if this build has no kernels for GPUs.
 """
@@ -303,13 +303,13 @@ def has_kernels(cluster):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ferry", required=True)
-    parser.add_argument("--double", required=True)
+    parser.add_argument("--fake-driver", required=True)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     options.real = False
     for name in ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"):
-        os.environ[name] = options.double
+        os.environ[name] = options.fake_driver
     os.environ["STRICT_CUDA_DEVICES"] = "4"
     failed = 0
     chosen = [c for c in CASES if not options.only or c.__name__ in options.only.split(",")]

@@ -106,7 +106,7 @@ void HasAndIsKilled(GpuPeer& peer, bool lets_go) {
 }
 
 TEST(CommunicatorCache, RankDies_ItsCachedCommunicatorsAreDroppedAndTheRestStay) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   for (const bool lets_go : {true, false}) {
     RunGpuPair(
         OnTwoMachines(/*consumer_dies=*/true),
@@ -133,7 +133,7 @@ TEST(CommunicatorCache, RankDies_ItsCachedCommunicatorsAreDroppedAndTheRestStay)
 }
 
 TEST(CommunicatorCache, RankDies_TheSurvivorGoesOnWithoutIt) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(/*consumer_dies=*/true),
       [](GpuPeer& peer) {
@@ -154,7 +154,7 @@ TEST(CommunicatorCache, RankDies_TheSurvivorGoesOnWithoutIt) {
 
 // It is not taken away from its user, and not cached afterwards.
 TEST(CommunicatorCache, RankDies_CommunicatorsInUseAreNotCached) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(/*consumer_dies=*/true),
       [](GpuPeer& peer) {
@@ -173,7 +173,7 @@ TEST(CommunicatorCache, RankDies_CommunicatorsInUseAreNotCached) {
 
 // Its user aborts it, and has not released it when another thread requests one.
 TEST(CommunicatorCache, CommunicatorThatWasReplaced_IsReleasedWithoutTheNextOne) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(),
       [](GpuPeer& peer) {
@@ -194,7 +194,7 @@ TEST(CommunicatorCache, CommunicatorThatWasReplaced_IsReleasedWithoutTheNextOne)
 
 // Long before its own deadline.
 TEST(CommunicatorCache, RankDies_WaitersGetItsName) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   RunGpuPair(
       OnTwoMachines(/*consumer_dies=*/true),
       [](GpuPeer& peer) {
@@ -225,7 +225,7 @@ TEST(CommunicatorCache, RankDies_WaitersGetItsName) {
 // Concurrent requests for one communicator get the same one, next to requests that no other rank
 // makes.
 TEST(CommunicatorCache, ManyThreadsRequestAtOnce) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   const auto run = [](GpuPeer& peer) {
     Keeper keeper(peer);
     std::vector<std::thread> threads;
@@ -248,7 +248,7 @@ TEST(CommunicatorCache, ManyThreadsRequestAtOnce) {
 // The warm-ups of communicators that share a GPU have one order on all ranks, whatever the order of
 // the threads' requests.
 TEST(CommunicatorCache, ThreadsRequestDifferentOnesInDifferentOrders) {
-  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
   const auto run = [](GpuPeer& peer, bool is_reversed) {
     Keeper keeper(peer);
     constexpr int kCount = 4;
@@ -271,7 +271,7 @@ TEST(CommunicatorCache, ThreadsRequestDifferentOnesInDifferentOrders) {
 
 // NCCL hangs while it looks for the network: neither the waiting caller nor the device may hang.
 TEST(CommunicatorCache, CreationThatNeverReturns) {
-  NEEDS_THE_DOUBLE("can make NCCL hang");
+  NEEDS_FAKE_DRIVER("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();
   options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclGetUniqueId:-1"}};
   const auto ask = [](GpuPeer& peer, Keeper& keeper, absl::Duration timeout) {
@@ -314,7 +314,7 @@ TEST(CommunicatorCache, CreationThatNeverReturns) {
 // A process leaves nonetheless, and the state that the hanging thread may return to stays
 // allocated.
 TEST(CommunicatorCache, EndThatNeverReturns) {
-  NEEDS_THE_DOUBLE("can make NCCL hang");
+  NEEDS_FAKE_DRIVER("can make NCCL hang");
   for (const bool is_forgotten : {false, true}) {
     GpuPairOptions options = OnTwoMachines();
     options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommDestroy:-1"}};
@@ -350,7 +350,7 @@ TEST(CommunicatorCache, EndThatNeverReturns) {
 
 // An abort would end either process.
 TEST(CommunicatorCache, IdleOnesAreNotAborted) {
-  NEEDS_THE_DOUBLE("kills the process at a call");
+  NEEDS_FAKE_DRIVER("kills the process at a call");
   GpuPairOptions options = OnTwoMachines();
   options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-2"}};
   options.consumer_environment = options.producer_environment;
@@ -370,7 +370,7 @@ TEST(CommunicatorCache, IdleOnesAreNotAborted) {
 
 // Only one of them has its memory requested, and NCCL does not release it.
 TEST(CommunicatorCache, CommunicatorThatDoesNotEnd_DelaysNoOther) {
-  NEEDS_THE_DOUBLE("can make NCCL hang");
+  NEEDS_FAKE_DRIVER("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();
   options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommDestroy:-1:0:1"}};
   RunGpuPair(

@@ -193,34 +193,34 @@ GpuPairOptions WithPuts() {
 }
 
 TEST(GpuAnyCall, ProcessIsKilledWhileItExportsMemory) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   // Not each of them makes each call.
   EXPECT_GT(RunAll({}, CallsOfIpc(), kDies), 10);
 }
 
 TEST(GpuAnyCall, ProcessIsKilledWhileItUsesNccl) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   EXPECT_GT(RunAll(Apart(), CallsOfNccl(), kDies), 10);
 }
 
 TEST(GpuAnyCall, CallFailsWhileMemoryIsExported) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   EXPECT_EQ(RunAll({}, CallsOfIpc(), kOutOfMemory), 0);
 }
 
 TEST(GpuAnyCall, CallFailsWhileNcclIsUsed) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   EXPECT_EQ(RunAll(Apart(), CallsOfNccl(), kOutOfMemory), 0);
 }
 
 TEST(GpuAnyCall, ProcessIsKilledWhileItPuts) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   EXPECT_GT(RunAll(WithPuts(), CallsOfWindows(), kDies), 4);
   EXPECT_GT(RunAll(WithPuts(), CallsOfPuts(), kDies, /*warm_rounds=*/2), 8);
 }
 
 TEST(GpuAnyCall, CallFailsWhileItPuts) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   EXPECT_EQ(RunAll(WithPuts(), CallsOfWindows(), kOutOfMemory), 0);
   EXPECT_EQ(RunAll(WithPuts(), CallsOfPuts(), kOutOfMemory, /*warm_rounds=*/2), 0);
 }

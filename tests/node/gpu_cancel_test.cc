@@ -100,19 +100,19 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign, bool waits_on_
 // A GPU has fewer queues than the producer has streams here: what is ready may be behind what is
 // not, whatever Ferry does. gpu-check's part "running" has one of them.
 TEST(GpuCancel, UnreadyTensors_DelayNoView) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:0", false, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNoCopy) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:1", false, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNoSlice) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("GPU:0", true, waits);
 }
 TEST(GpuCancel, UnreadyTensors_DelayNothingForTheHost) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   for (const bool waits : {false, true}) ExpectNobodyIsHeldUp("CPU:0", false, waits);
 }
 
@@ -164,17 +164,17 @@ void ExpectReceiveEndsInTime(bool waits_on_device) {
 }
 
 TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectReceiveEndsInTime(/*waits_on_device=*/false);
 }
 TEST(GpuCancel, ReceiverDoesNotWaitForTheProducersKernel_StreamsWait) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectReceiveEndsInTime(/*waits_on_device=*/true);
 }
 
 // Cancelled while slices are in flight: the ring is complete again, and other transfers proceed.
 TEST(GpuCancel, TransferInSlicesIsCancelled) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_DELAY_US", "5000"}};
   options.transfer.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{2} << 20};
@@ -259,7 +259,7 @@ TEST(GpuCancel, StepIsAbortedWhileTheStreamWrites_TheMemoryIsNotUsedAgain) {
 // The descriptor of a segment comes once; if it cannot be opened then, that tensor fails, and the
 // next one requests it again.
 TEST(GpuCancel, SegmentThatCouldNotBeOpened_IsRequestedAgain) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -300,7 +300,7 @@ TEST(GpuCancel, SegmentThatCouldNotBeOpened_IsRequestedAgain) {
 
 // A refused pair is tried again after a while; until then the reason stands.
 TEST(GpuCancel, RefusedPair_IsProbedAgain) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   constexpr int kTries = 200;
   RunGpuPair(
       {},
@@ -342,7 +342,7 @@ TEST(GpuCancel, RefusedPair_IsProbedAgain) {
 
 // A receiver that releases a slice that was not sent yet gets nothing, and nothing is kept.
 TEST(GpuCancel, SliceReleasedBeforeItWasSent_IsNotKept) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {

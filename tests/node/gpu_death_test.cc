@@ -116,7 +116,7 @@ TEST(GpuDeath, ProducerThatLeaves_KeepsExportsForAWhile) {
 // kill -9 with a copy of the consumer's behind a kernel of the producer's.
 // Streams wait on the device, for an event that the driver completes when its process dies.
 TEST(GpuDeath, ProducerIsKilledInTheMiddleOfACopy) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
   // The write behind the kernel would hold a single queue, and with it the marks of the producer.
@@ -199,25 +199,25 @@ void ExpectReceiveFailsAndStreamsAreFree(const std::string& to, bool is_announce
       });
 }
 TEST(GpuDeath, ProducerOfAViewIsKilledBeforeItsEvent) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectReceiveFailsAndStreamsAreFree("GPU:0");
 }
 TEST(GpuDeath, ProducerOfACopyIsKilledBeforeItsEvent) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectReceiveFailsAndStreamsAreFree("GPU:1");
 }
 
 TEST(GpuDeath, ProducerOfAViewIsKilledBeforeAnEventThatItAnnounced) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectReceiveFailsAndStreamsAreFree("GPU:0", /*is_announced=*/true);
 }
 TEST(GpuDeath, ProducerOfACopyIsKilledBeforeAnEventThatItAnnounced) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectReceiveFailsAndStreamsAreFree("GPU:1", /*is_announced=*/true);
 }
 
 TEST(GpuDeath, ProducerIsKilledBetweenSlices) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}, {"STRICT_CUDA_DEAD_EVENT", "hang"}};
@@ -283,7 +283,7 @@ TEST(GpuDeath, ConsumerIsKilledWhileItMaps) {
 }
 
 TEST(GpuDeath, ConsumerIsKilledBetweenSlices) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.consumer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
@@ -321,7 +321,7 @@ TEST(GpuDeath, ConsumerIsKilledBetweenSlices) {
 // A stream of the consumer's still copies out of a view when the last reference is dropped: the
 // view stays open, and is not returned to its owner, until that is done.
 TEST(GpuDeath, ViewIsNotUnmappedWhileAStreamCopiesFromIt) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {

@@ -43,21 +43,21 @@ void Receive(GpuPeer& peer, const std::string& to, int ordinal, const std::strin
 
 // The copies that fill the tensor are delayed.
 TEST(GpuWithoutEvents, ViewIsReadWhenTheTensorIsReady) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       WithoutEvents(), [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
       [](GpuPeer& peer) { Receive(peer, "GPU:0", 0, "cuda_ipc, view"); });
 }
 
 TEST(GpuWithoutEvents, CopyIsMadeWhenTheTensorIsReady) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       WithoutEvents(), [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 3); },
       [](GpuPeer& peer) { Receive(peer, "GPU:1", 1, "cuda_ipc, copy"); });
 }
 
 TEST(GpuWithoutEvents, SlicesAreSentWhenTheyAreReady) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = WithoutEvents();
   options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
   options.transfer.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};

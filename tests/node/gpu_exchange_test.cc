@@ -249,7 +249,7 @@ TEST(GpuExchange, CloseWaitsForStagedTensors) {
 
 // A driver's refusal is remembered after the first attempt, and another path is used.
 TEST(GpuExchange, UnmappableMemoryIsStaged) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   RunGpuPair(
       {}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
       [](GpuPeer& peer) {
@@ -265,7 +265,7 @@ TEST(GpuExchange, UnmappableMemoryIsStaged) {
 }
 
 TEST(GpuExchange, RequiredTransportThatIsUnavailable_ReportsWhy) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   GpuPairOptions options;
   options.transfer.require_transport = "cuda_ipc";
   RunGpuPair(

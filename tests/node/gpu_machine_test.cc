@@ -98,7 +98,7 @@ void ExpectReason(GpuPairOptions options, const std::string& to, const std::stri
 }
 
 TEST(GpuMachine, WithoutPeerAccess_IsStaged) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const GpuPairOptions options = {.environment = {{"STRICT_CUDA_PEERS", "none"}}};
   ExpectPath(options, "GPU:1", "shm, staged");
   ExpectReason(options, "GPU:1", "no peer access");
@@ -106,7 +106,7 @@ TEST(GpuMachine, WithoutPeerAccess_IsStaged) {
 
 // The same GPU is another number, or not there at all.
 TEST(GpuMachine, ProcessesThatSeeDifferentGpus) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const GpuPairOptions swapped = {.consumer_environment = {{"CUDA_VISIBLE_DEVICES", "1,0"}}};
   ExpectPath(swapped, "GPU:1", "cuda_ipc, view");
   ExpectPath(swapped, "GPU:0", "cuda_ipc, copy");
@@ -116,7 +116,7 @@ TEST(GpuMachine, ProcessesThatSeeDifferentGpus) {
 
 // A process sees one instance. Two of one instance are as two of one GPU.
 TEST(GpuMachine, BetweenMigInstances_IsStaged) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = {.environment = {{"STRICT_CUDA_MIG", "1"}}};
   ExpectPath(options, "GPU:0", "cuda_ipc, view");
   options.consumer_environment = {{"CUDA_VISIBLE_DEVICES", "1"}};
@@ -125,7 +125,7 @@ TEST(GpuMachine, BetweenMigInstances_IsStaged) {
 }
 
 TEST(GpuMachine, GpuInExclusiveModeOfAnotherProcess) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const GpuPairOptions options = {.environment = {{"STRICT_CUDA_ATTRIBUTES", "20=3"}}};
   RunGpuPair(
       options,
@@ -158,7 +158,7 @@ TEST(GpuMachine, GpuInExclusiveModeOfAnotherProcess) {
 
 // As in gVisor and WSL, on either side.
 TEST(GpuMachine, DriverWithoutIpc) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const std::map<std::string, std::string> without = {
       {"FERRY_CUDA_LIBRARY", STRICT_CUDA_WITHOUT_IPC}};
   // Mapped memory needs only events, which the host waits for.
@@ -167,7 +167,7 @@ TEST(GpuMachine, DriverWithoutIpc) {
 }
 
 TEST(GpuMachine, WithoutADriver_HostMemoryIsUsed) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {.consumer_environment = {{"STRICT_CUDA_FAIL", "cuInit:999"}}, .consumer_has_gpus = false},
       [](GpuPeer& peer) {
@@ -206,7 +206,7 @@ std::string MapsOfThisProcess() {
 }
 
 // The result for such a process with a real driver is reported there, and not judged.
-void JudgeOnTheDouble(const std::function<void()>& body) {
+void JudgeOnFakeDriver(const std::function<void()>& body) {
   if (OnRealGpu()) GTEST_SKIP() << "not judged on a GPU; what was seen: " << TryOut(body);
   body();
 }
@@ -235,7 +235,7 @@ void ExpectNothingInDevShm() {
       });
 }
 
-TEST(GpuMachine, NothingNeedsDevShm) { JudgeOnTheDouble(ExpectNothingInDevShm); }
+TEST(GpuMachine, NothingNeedsDevShm) { JudgeOnFakeDriver(ExpectNothingInDevShm); }
 
 // The rest of this process runs in a pid namespace of its own, and this one ends as that does.
 bool EnterPidNamespace() {
@@ -254,7 +254,7 @@ TEST(GpuMachine, ProcessesOfDifferentPidNamespaces) {
   int status = 0;
   waitpid(probe, &status, 0);
   if (status != 0) GTEST_SKIP() << "this machine makes no pid namespaces for users";
-  JudgeOnTheDouble([] {
+  JudgeOnFakeDriver([] {
     ExpectPath({.prepare_consumer = EnterPidNamespace}, "GPU:0", "cuda_ipc, view");
     if (*WhyNotTwoPeers() != '\0') return;
     ExpectPath({.prepare_consumer = EnterPidNamespace}, "GPU:1", "cuda_ipc, copy");
@@ -312,7 +312,7 @@ TEST(GpuMachine, NothingNeedsPidfd) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << status;
-  JudgeOnTheDouble(ExpectNoPidfd);
+  JudgeOnFakeDriver(ExpectNoPidfd);
 }
 
 // The request to probe a pair of GPUs must not end the control channel of a peer that is out of

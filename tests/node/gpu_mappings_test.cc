@@ -69,7 +69,7 @@ void Free(GpuPeer& peer, const Foreign& memory) {
 }
 
 TEST(GpuMappings, RegisteredMemoryIsMappedOnce) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -94,7 +94,7 @@ TEST(GpuMappings, RegisteredMemoryIsMappedOnce) {
 
 // The registration saves this.
 TEST(GpuMappings, OtherMemoryIsMappedForEachTransfer) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -111,7 +111,7 @@ TEST(GpuMappings, OtherMemoryIsMappedForEachTransfer) {
 
 // The driver keeps physical memory while it is mapped anywhere, so its owner may free it.
 TEST(GpuMappings, MappedMemoryIsMappedOnceWithoutARegistration) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -139,7 +139,7 @@ TEST(GpuMappings, MappedMemoryIsMappedOnceWithoutARegistration) {
 }
 
 TEST(GpuMappings, MemoryOfAnExportablePoolIsMappedOnceIfRegistered) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -225,7 +225,7 @@ TEST(GpuMappings, RegisteredAgain_IsKeptAgain) {
 }
 
 TEST(GpuMappings, IdleMemoryIsClosed) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   GpuPairOptions options;
   options.transfer.gpus.ipc_idle_timeout = absl::Milliseconds(50);
   RunGpuPair(
@@ -276,7 +276,7 @@ TEST(GpuMappings, PeerEnds_TheRegistrationDoes) {
 
 // A driver that imports a pool only once, as far as is known.
 TEST(GpuMappings, AllocationsOfOnePoolShareItsImport) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_POOL_IMPORTS", "once"}};
   RunGpuPair(
@@ -331,7 +331,7 @@ TEST(GpuMappings, AllocationsOfOnePoolShareItsImport) {
 
 // The import fails: the tensor arrives all the same, and the next ones do not try again at once.
 TEST(GpuMappings, MemoryThatCannotBeOpenedIsStaged) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   for (const bool is_pool : {true, false}) {
     RunGpuPair(
         {},
@@ -359,7 +359,7 @@ TEST(GpuMappings, MemoryThatCannotBeOpenedIsStaged) {
 
 // Nothing is allocated from the driver once the memory is reserved.
 TEST(GpuMappings, TransfersOfReservedMemoryNeedNothingFromTheDriver) {
-  NEEDS_THE_DOUBLE("counts calls that may synchronize");
+  NEEDS_FAKE_DRIVER("counts calls that may synchronize");
   GpuPairOptions options;
   options.transfer.gpus.arena.reserve_bytes = size_t{64} << 20;
   options.transfer.gpus.pinned.reserve_bytes = size_t{32} << 20;

@@ -80,7 +80,7 @@ TEST(GpuMemory, MappedMemoryWithoutAHandleTypeIsStaged) {
 }
 
 TEST(GpuMemory, ManagedMemoryIsStaged) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   ExpectPath(
       [](GpuPeer& peer) {
         const cuda::ScopedCurrent current(*peer.gpu(0).device);

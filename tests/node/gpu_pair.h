@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes with GPUs, mostly of the fake CUDA driver, each of which runs a part of a test.
+// Two processes with GPUs, mostly of the fake driver, each of which runs a part of a test.
 #ifndef FERRY_TESTS_NODE_GPU_PAIR_H_
 #define FERRY_TESTS_NODE_GPU_PAIR_H_
 

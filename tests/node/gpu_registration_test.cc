@@ -105,18 +105,18 @@ void ExpectFreedBehindTheTransfer(GpuPairOptions options, size_t bytes, const st
 }
 
 TEST(GpuRegistration, FreedBehindAViewOfThePeers) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   ExpectFreedBehindTheTransfer({}, kSize, "cuda_ipc, view");
 }
 
 // Less than is worth mapping.
 TEST(GpuRegistration, FreedBehindASmallStagedSend) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   ExpectFreedBehindTheTransfer({}, 100'000, "cuda_ipc, staged");
 }
 
 TEST(GpuRegistration, FreedBehindASendOfManySlices) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   GpuPairOptions options;
   options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
   options.environment = {{"STRICT_CUDA_DELAY_US", "3000"}};
@@ -124,12 +124,12 @@ TEST(GpuRegistration, FreedBehindASendOfManySlices) {
 }
 
 TEST(GpuRegistration, FreedBehindASendThroughTheHost) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   ExpectFreedBehindTheTransfer({}, kSize, "shm, staged", "CPU:0");
 }
 
 TEST(GpuRegistration, FreedBehindASendByNccl) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.require_transport = "nccl";
@@ -138,7 +138,7 @@ TEST(GpuRegistration, FreedBehindASendByNccl) {
 
 // The receiver's driver refuses to open it: it is staged, and its kernel still runs.
 TEST(GpuRegistration, FreedBehindASendThatWasRefusedAndThenStaged) {
-  NEEDS_THE_DOUBLE("makes calls fail");
+  NEEDS_FAKE_DRIVER("makes calls fail");
   for (const bool waits_on_device : {false, true}) {
     SCOPED_TRACE(waits_on_device ? "streams wait" : "the host queries events");
     GpuPairOptions options;
@@ -317,7 +317,7 @@ TEST(GpuRegistration, FreedBehindAHandOff) {
 
 // A receive writes into it.
 TEST(GpuRegistration, FreedBehindAReceive) {
-  NEEDS_THE_DOUBLE("can have a queue for each stream");
+  NEEDS_FAKE_DRIVER("can have a queue for each stream");
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_CONNECTIONS", "0"}};
   RunGpuPair(

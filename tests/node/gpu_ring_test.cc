@@ -96,7 +96,7 @@ TEST(GpuRing, SendersMemoryIsReleasedEarly) {
 
 // A device without memory for the ring: through the host.
 TEST(GpuRing, WithoutRoomForTheRing_GoesThroughTheHost) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that runs until it is stopped, on a GPU of the fake CUDA driver.
+// A kernel that runs until it is stopped, on a GPU of the fake driver.
 #ifndef FERRY_TESTS_NODE_GPU_SPIN_H_
 #define FERRY_TESTS_NODE_GPU_SPIN_H_
 

@@ -136,7 +136,7 @@ TEST(NcclArbiter, CollectivesNextToTransfers_DoNotDeadlock) {
 }
 
 TEST(NcclArbiter, CollectivesNextToPuts_DoNotDeadlock) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = Apart();
   options.transfer.transports.nccl.put_bytes = uint64_t{4} << 20;
   options.environment = {{"STRICT_CUDA_NCCL_VERSION", "23007"},
@@ -255,7 +255,7 @@ TEST(NcclArbiter, ExternalNcclScopeThatNeverEnds_TheProcessDoes) {
 
 // A sum that waits for another rank would never end if the driver waited for the device.
 TEST(NcclArbiter, NoDriverMemoryIsAllocatedDuringACollective) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       Apart(),
       [](GpuPeer& peer) {
@@ -288,7 +288,7 @@ TEST(NcclArbiter, NoDriverMemoryIsAllocatedDuringACollective) {
 // A rank that does not join the sum: its caller is notified, and transfers that Ferry holds back
 // for it continue when the communicator ends.
 TEST(NcclArbiter, EndOfTheCommunicator_EndsItsUse) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = Apart();
   options.transfer.require_transport = "nccl";
   RunGpuPair(

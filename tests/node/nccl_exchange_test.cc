@@ -12,7 +12,7 @@ namespace ferry {
 namespace {
 
 TEST(NcclExchange, BetweenMachines) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "2000"}}, .is_apart = true},
       [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 5); },
@@ -120,7 +120,7 @@ TEST(NcclExchange, SmallTensors_AreStagedUnlessNcclIsRequired) {
 
 // Room for one communicator, and two GPUs to exchange with alternately.
 TEST(NcclExchange, CommunicatorsAreEvictedForEachOther) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.require_transport = "nccl";
@@ -160,7 +160,7 @@ TEST(NcclExchange, CommunicatorsAreEvictedForEachOther) {
 
 // Communicators take three times the estimate: two of them do not fit at the same time.
 TEST(NcclExchange, Communicators_CountByTheirActualSize) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.require_transport = "nccl";
@@ -218,7 +218,7 @@ TEST(NcclExchange, Communicators_CountByTheirActualSize) {
 
 // A tensor whose bytes are late delays no ready ones.
 TEST(NcclExchange, LateTensor_DelaysNoOther) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   // The program's own write behind the pause would hold a single queue.
   options.environment = {{"STRICT_CUDA_CONNECTIONS", "0"}};
@@ -314,7 +314,7 @@ TEST(NcclExchange, CancelledReceives_DelayNoOther) {
 
 // Memory from the driver is to be had although batches follow each other without a gap.
 TEST(NcclExchange, MemoryRequest_IsServedBetweenTransfers) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   constexpr int kMost = 5000;
   constexpr size_t kSize = 200'000;
   GpuPairOptions options;

@@ -55,7 +55,7 @@ bool HasSecondGeneration() {
 // A call of NCCL's fails on one side, once: the communicator is ended on both, and the tensors go
 // by the next one.
 TEST(NcclFailure, NcclError_LosesNoTensor) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   for (const char* const failing : {"ncclSend:3:3:1", "ncclGroupEnd:2:2:1", "ncclGroupEnd:3:0:1",
                                     "ncclGroupStart:3:4:1", "ncclCommGetAsyncError:6:0:1"}) {
     for (const bool at_consumer : {false, true}) {
@@ -108,7 +108,7 @@ TEST(NcclFailure, NcclError_LosesNoTensor) {
 // one the other side has its communicator already: it is notified of the failure, and both make the
 // next one.
 TEST(NcclFailure, InitialisationFailsOnOneSide) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   for (int looks = 0; looks < 6; ++looks) {
     for (const bool at_consumer : {false, true}) {
       SCOPED_TRACE(
@@ -145,7 +145,7 @@ TEST(NcclFailure, InitialisationFailsOnOneSide) {
 
 // The sender's kernel is running when the sender is killed: the receiver's would spin forever.
 TEST(NcclFailure, ProducerIsKilledInTheMiddle) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.producer_dies = true;
@@ -180,7 +180,7 @@ TEST(NcclFailure, ProducerIsKilledInTheMiddle) {
 // Over a socket the receiver's kernel ends when the sender releases the communicator, with half of
 // the tensor, and here before any other message of that.
 TEST(NcclFailure, TransferEndsBecauseOfALostPeer_HasNotArrived) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.require_transport = "nccl";
@@ -236,7 +236,7 @@ TEST(NcclFailure, TransferEndsBecauseOfALostPeer_HasNotArrived) {
 // The kernel of a program's warm-up ends normally when a rank is lost in the middle of it: the
 // communicator is unusable, and is not handed out.
 TEST(NcclFailure, WarmUpThatLosesARank_YieldsNoCommunicator) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.producer_dies = true;
@@ -282,7 +282,7 @@ TEST(NcclFailure, WarmUpThatLosesARank_YieldsNoCommunicator) {
 }
 
 TEST(NcclFailure, ConsumerIsKilledInTheMiddle) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.consumer_dies = true;
@@ -314,7 +314,7 @@ TEST(NcclFailure, ConsumerIsKilledInTheMiddle) {
 
 // The reason why a pair cannot use NCCL is known before any attempt, and another path is used.
 TEST(NcclFailure, WithoutNcclOnOneSide_IsStaged) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const std::map<std::string, std::string> without = {{"FERRY_NCCL_LIBRARY", "/nowhere.so"}};
   const std::map<std::string, std::string> older = {{"STRICT_CUDA_NCCL_VERSION", "22803"}};
   for (const auto& [environment, reason] :
@@ -350,7 +350,7 @@ TEST(NcclFailure, WithoutNcclOnOneSide_IsStaged) {
 
 // A rank never joins: the waiting side gives up, names the rank, and uses another path.
 TEST(NcclFailure, RankThatNeverJoins) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.transports.nccl.open_timeout = absl::Seconds(1);
@@ -378,7 +378,7 @@ void ReceiveTwoPatterns(GpuPeer& peer) {
 
 // NCCL neither destroys the communicator, nor finalizes it in time and aborts it.
 TEST(NcclFailure, EndThatNeverReturns) {
-  NEEDS_THE_DOUBLE("can make NCCL hang");
+  NEEDS_FAKE_DRIVER("can make NCCL hang");
   for (const bool is_finalized : {true, false}) {
     GpuPairOptions options;
     options.is_apart = true;
@@ -400,7 +400,7 @@ TEST(NcclFailure, EndThatNeverReturns) {
 
 // An abort would end either process.
 TEST(NcclFailure, CommunicatorWithoutWorkInFlight_IsNotAborted) {
-  NEEDS_THE_DOUBLE("kills the process at a call");
+  NEEDS_FAKE_DRIVER("kills the process at a call");
   GpuPairOptions options;
   options.is_apart = true;
   options.transfer.require_transport = "nccl";

@@ -76,7 +76,7 @@ absl::Status WhyNoPut(GpuPeer& peer) {
 
 // The first tensors go in batches, until the window is set up.
 TEST(NcclPut, TensorsArePutOnceTheWindowIsOpen) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       WithPuts(),
       [](GpuPeer& peer) {
@@ -96,7 +96,7 @@ TEST(NcclPut, TensorsArePutOnceTheWindowIsOpen) {
 
 // NCCL takes offsets from the beginning of the allocation: there is other memory in this one.
 TEST(NcclPut, PoolInsideASegment_IsRefused) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   constexpr size_t kSmallPool = size_t{4} << 20;
   GpuPairOptions options = WithPuts();
   options.transfer.transports.nccl.put_bytes = kSmallPool;
@@ -111,7 +111,7 @@ TEST(NcclPut, PoolInsideASegment_IsRefused) {
 
 // In both directions and many at once, more than the pools hold.
 TEST(NcclPut, ManyAtOnceInBothDirections) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   constexpr int kCount = 24;
   const auto bytes = [](int i) { return static_cast<size_t>(200'000 + 79'190 * i); };
   const auto exchange = [&](GpuPeer& peer, int own, int other) {
@@ -155,7 +155,7 @@ TEST(NcclPut, ManyAtOnceInBothDirections) {
 }
 
 TEST(NcclPut, IntoTheReceiversBufferGoesInABatch) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       WithPuts(), [](GpuPeer& peer) { SendOneByOne(peer, 4); },
       [](GpuPeer& peer) {
@@ -165,7 +165,7 @@ TEST(NcclPut, IntoTheReceiversBufferGoesInABatch) {
 
 // As long as the receiver keeps tensors, the pool has no room; then it has again.
 TEST(NcclPut, PoolIsFullWhileTensorsAreKept) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   constexpr size_t kLarge = 6 << 20;
   RunGpuPair(
       WithPuts(), [](GpuPeer& peer) { SendOneByOne(peer, 10, kLarge); },
@@ -190,7 +190,7 @@ TEST(NcclPut, PoolIsFullWhileTensorsAreKept) {
 
 // Something that one of the two lacks, or NCCL for their communicator.
 TEST(NcclPut, WithoutSupportTensorsGoInBatches) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   const std::map<std::pair<std::string, std::string>, std::string> lacking = {
       {{"STRICT_CUDA_NCCL_VERSION", "22809"}, "NCCL 2.28.9 has none"},
       {{"STRICT_CUDA_NCCL_WINDOWS", "none"}, "NCCL does not support them"},
@@ -212,7 +212,7 @@ TEST(NcclPut, WithoutSupportTensorsGoInBatches) {
 
 // A driver that is too old for puts, on one side alone: it does not take part in the set-up.
 TEST(NcclPut, OneSideWithoutAPool) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   for (const bool at_consumer : {false, true}) {
     SCOPED_TRACE(at_consumer);
     GpuPairOptions options = WithPuts();
@@ -226,7 +226,7 @@ TEST(NcclPut, OneSideWithoutAPool) {
 
 // The communicator is lost with it. After the second failure the next one has no window.
 TEST(NcclPut, RegistrationThatFailsLosesNoTensor) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   for (const char* const fault :
        {"ncclCommWindowRegister:1:0:9", "ncclCommQueryProperties:3:0:9", "ncclSignal:3:0:9"}) {
     for (const bool at_consumer : {false, true}) {
@@ -243,7 +243,7 @@ TEST(NcclPut, RegistrationThatFailsLosesNoTensor) {
 
 // A put or a wait that fails ends the communicator: the tensor comes again, by the next one.
 TEST(NcclPut, FailedPutOrWaitIsRetried) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   for (const bool at_consumer : {false, true}) {
     SCOPED_TRACE(at_consumer ? "ncclWaitSignal" : "ncclPutSignal");
     GpuPairOptions options = WithPuts();
@@ -262,7 +262,7 @@ TEST(NcclPut, FailedPutOrWaitIsRetried) {
 
 // No stream of the receiver waits for the dead one's signal, and the process ends cleanly.
 TEST(NcclPut, ProducerDiesAtAPut) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = WithPuts();
   options.producer_dies = true;
   options.producer_environment["STRICT_CUDA_FAIL"] = "ncclPutSignal:-2:1";
@@ -291,7 +291,7 @@ TEST(NcclPut, ProducerDiesAtAPut) {
 
 // The sender's stream completes the put into memory that nobody reads any more.
 TEST(NcclPut, ConsumerDiesAtAWait) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = WithPuts();
   options.consumer_dies = true;
   options.consumer_environment["STRICT_CUDA_FAIL"] = "ncclWaitSignal:-2:1";

@@ -95,7 +95,7 @@ TEST(NcclSharedGpu, ManyInAnyOrder) {
 
 // Neither a newer library alone nor the variable alone will do.
 TEST(NcclSharedGpu, IsRefusedWithoutVersionOrVariable) {
-  NEEDS_THE_DOUBLE("has NCCL of any version");
+  NEEDS_FAKE_DRIVER("has NCCL of any version");
   for (const auto& [version, is_enabled] :
        std::map<std::string, bool>{{"23003", false}, {"23002", true}}) {
     RunGpuPair(

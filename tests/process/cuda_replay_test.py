@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records gpu_check on the double with libferry_cuda_recorder.so, and replays that with cuda_replay:
-all is the same on the same double, and what is changed, in the double or in the record, is told.
+"""Records gpu_check on the fake driver with libferry_cuda_recorder.so, and replays that with
+cuda_replay: all is the same on the same fake driver, and what is changed, in the driver or in the
+record, is told.
 
-Usage: cuda_replay_test.py GPU_CHECK DOUBLE RECORDER CUDA_REPLAY"""
+Usage: cuda_replay_test.py GPU_CHECK FAKE_DRIVER RECORDER CUDA_REPLAY"""
 import glob
 import os
 import re
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM, DOUBLE, RECORDER, REPLAY = sys.argv[1:5]
+PROGRAM, FAKE_DRIVER, RECORDER, REPLAY = sys.argv[1:5]
 PATIENCE_S = 120
 
 
@@ -33,8 +34,8 @@ def record(folder, parts):
     subprocess.run([PROGRAM, f"--json={folder}/out.json", f"--report={folder}/out.md", "--quick",
                     f"--parts={parts}"], check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL,
                    env=clean_environment(FERRY_CUDA_LIBRARY=RECORDER, FERRY_CUDA_RECORD=calls,
-                                         FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
-                                         FERRY_NVML_LIBRARY=DOUBLE, FERRY_NCCL_LIBRARY=DOUBLE,
+                                         FERRY_CUDA_RECORD_LIBRARY=FAKE_DRIVER,
+                                         FERRY_NVML_LIBRARY=FAKE_DRIVER, FERRY_NCCL_LIBRARY=FAKE_DRIVER,
                                          STRICT_CUDA_SESSION=session, STRICT_CUDA_DELAY_US="20"))
     return calls
 
@@ -84,7 +85,7 @@ class CudaReplay(unittest.TestCase):
 
         return self.edited(change, needs=pattern), found
 
-    def test_the_same_double_gives_the_same(self):
+    def test_the_same_fake_driver_gives_the_same(self):
         status, out, err = self.replay(self.calls)
         self.assertEqual(status, 0, out + err)
         match = re.fullmatch(r"cuda_replay: (\d+) calls of (\d+) processes performed; 0 differences; "
@@ -138,7 +139,7 @@ class CudaReplay(unittest.TestCase):
 
     def test_a_process_is_gone_although_a_child_that_it_forked_lives(self):
         folder = tempfile.mkdtemp(dir=self.folder)
-        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=FAKE_DRIVER,
                                 STRICT_CUDA_SESSION=tempfile.mkdtemp(dir=self.folder))
         call = f"import ctypes, os, sys; ctypes.CDLL({RECORDER!r}).cuInit(0); "
         # The child waits for the end of its input, and the parent does not wait for the child.

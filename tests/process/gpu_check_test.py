@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gpu_check on the strict fake driver, without a GPU, and with parts that hang, crash and fail.
+"""gpu_check on the fake driver, without a GPU, and with parts that hang, crash and fail.
 
     gpu_check_test.py GPU_CHECK LIBSTRICT_CUDA SCRIPTS/GPU-CHECK GPU_REAL_TEST [CASE...]
 """
@@ -16,7 +16,7 @@ import tempfile
 import time
 import unittest
 
-PROGRAM, DOUBLE, SCRIPT, REAL_TEST = (os.path.abspath(path) for path in sys.argv[1:5])
+PROGRAM, FAKE_DRIVER, SCRIPT, REAL_TEST = (os.path.abspath(path) for path in sys.argv[1:5])
 LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
 RECORDER = os.path.join(os.path.dirname(PROGRAM), "libferry_cuda_recorder.so")
 CALLS = os.path.join(os.path.dirname(SCRIPT), "cuda_calls")
@@ -42,7 +42,7 @@ class Case(unittest.TestCase):
         env = {name: value for name, value in os.environ.items()
                if not name.startswith(("STRICT_CUDA_", "FERRY_", "NCCL_", "CUDA_"))}
         for name in LIBRARIES:
-            env[name] = DOUBLE
+            env[name] = FAKE_DRIVER
         env["STRICT_CUDA_SESSION"] = self.session
         env["STRICT_CUDA_DELAY_US"] = "20"
         return {**env, **variables}
@@ -67,7 +67,7 @@ class Case(unittest.TestCase):
                 for part in result["parts"] if part["status"] not in ("passed", "skipped")]
 
 
-class OnTheDouble(Case):
+class OnFakeDriver(Case):
     def test_everything_runs_and_no_result_counts_as_a_measurement(self):
         listed = subprocess.run([PROGRAM, "--list"], capture_output=True, text=True, check=True)
         names = [line.split()[0] for line in listed.stdout.splitlines()]
@@ -99,11 +99,11 @@ class OnTheDouble(Case):
                     self.assertRegex(figure["path"], "^cuda_ipc, (view|copy)$")
                 self.assertAlmostEqual(
                     figure["ratio"], figure["floor"]["median_us"] / figure["ferry"]["median_us"])
-        self.assertIn('NOT A GPU.** This ran on a double', report)
+        self.assertIn('NOT A GPU.** This ran on a fake driver', report)
         self.assertIn('"Played GPU"', report)
         self.assertNotIn("met |", report)
         self.assertIn("NOT A GPU", out)
-        rows = [row for row in report.splitlines() if row.startswith("| [double] ")]
+        rows = [row for row in report.splitlines() if row.startswith("| [fake driver] ")]
         self.assertEqual(len(rows), sum(len(part["figures"]) for part in result["parts"]))
 
     def test_every_path_and_every_kind_of_memory(self):

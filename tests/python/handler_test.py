@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ferry.torch against `ferry coordinator`, with a double of what it uses of PyTorch. Run as: handler_test.py FERRY"""
+"""ferry.torch against `ferry coordinator`, with a fake of what it uses of PyTorch. Run as: handler_test.py FERRY"""
 import datetime
 import importlib
 import os

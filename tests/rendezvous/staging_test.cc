@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A producer whose tensors lie in a GPU's memory, of the fake CUDA driver: what it keeps of those
+// A producer whose tensors lie in a GPU's memory, of the fake driver: what it keeps of those
 // that were staged through the host.
 #include <cstdlib>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests with the strict fake driver that also run on this machine's GPUs: in packages, and where
+// Tests with the fake driver that also run on this machine's GPUs: in packages, and where
 // FERRY_TEST_REAL_GPU is set.
 #ifndef FERRY_TESTS_SUPPORT_REAL_GPU_H_
 #define FERRY_TESTS_SUPPORT_REAL_GPU_H_
@@ -72,8 +72,8 @@ inline const char* WhyNotTwoPeers() {
   if (*::ferry::WhyNotTwoPeers() != '\0') GTEST_SKIP() << ::ferry::WhyNotTwoPeers()
 
 // At the beginning of a test: a feature that a real GPU does not have.
-#define NEEDS_THE_DOUBLE(what) \
-  if (::ferry::OnRealGpu()) GTEST_SKIP() << "only the strict double " << (what)
+#define NEEDS_FAKE_DRIVER(what) \
+  if (::ferry::OnRealGpu()) GTEST_SKIP() << "only the fake driver " << (what)
 
 // Whether all streams of a context share one hardware queue, in this process.
 inline bool HasOneHardwareQueue() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process's part in transfers between GPU processes, with the strict fake of the driver.
+// One process's part in transfers between GPU processes, with the fake driver.
 #ifndef FERRY_TESTS_TRANSPORT_CUDA_IPC_FIXTURE_H_
 #define FERRY_TESTS_TRANSPORT_CUDA_IPC_FIXTURE_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuda_replay: performs the calls of the CUDA driver that libferry_cuda_recorder.so recorded, with
-// the double or another driver, and reports what differs (docs/testing_gpu.md, "Replaying").
+// the fake driver or a real one, and reports what differs (docs/testing_gpu.md, "Replaying").
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -35,10 +35,10 @@ Performs the recorded calls of the CUDA driver in their order, and prints each o
 something else than the record says. RECORD is a .calls file, or a folder of them, as gpu-check
 --record leaves it: the processes of a folder are replayed together.
 
-  --library=FILE     the driver to call (default: the double of this build)
+  --library=FILE     the driver to call (default: the fake driver of this build)
   --timeout=SECONDS  how long a call may take beyond its recorded time (default: 20)
 
-The double is set up as the machine of the record, as far as the record tells; STRICT_CUDA_...
+The fake driver is set up as the machine of the record, as far as the record tells; STRICT_CUDA_...
 variables that are set are left as they are. Exit status: 0 nothing differs, 1 something does, 2 the
 record cannot be read, or some of its calls cannot be performed.
 )";

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMaxTextBuffer = int64_t{64} << 10;
 constexpr uint64_t kFirstAddress = 4096;
 
-// A record has no images: this one names the kernels of the double.
+// A record has no images: this one names the kernels of the fake driver.
 const std::string& Image() {
   static const auto* const image = [] {
     auto* const text = new std::string(".version 7.0\n.target sm_80\n.address_size 64\n");

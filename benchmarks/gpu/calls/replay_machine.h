@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine on which records were taken, as settings of the double.
+// The machine on which records were taken, as settings of the fake driver.
 #ifndef FERRY_BENCHMARKS_GPU_CALLS_REPLAY_MACHINE_H_
 #define FERRY_BENCHMARKS_GPU_CALLS_REPLAY_MACHINE_H_
 

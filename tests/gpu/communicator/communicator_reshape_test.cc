@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators that are made of others, on the fake: by the members that are left, and with new
-// ones.
+// Communicators that are made of others, on the fake driver: by the members that are left, and with
+// new ones.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

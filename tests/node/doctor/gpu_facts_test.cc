@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of GPUs: the kernel's view of a made-up machine, the driver's of the fake CUDA driver.
+// Facts of GPUs: the kernel's view of a made-up machine, and the fake driver's.
 #include "doctor/gpu_facts.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interface of the CUDA driver as the strict fake exports it: numbers, structs and
+// The binary interface of the CUDA driver as the fake driver exports it: numbers, structs and
 // prototypes. Declared here and not shared with gpu/, so that either checks the other. Source:
 // cuda.h of CUDA 13.0 (numbers unchanged since 12.0).
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_ABI_H_
@@ -348,7 +348,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
                         unsigned int block_z, unsigned int shared_bytes, CUstream stream,
                         void** parameters, void** extra);
 
-// The fake's own functions, for tests.
+// The fake driver's own functions, for tests.
 int strict_cuda_violations();                     // of this process, in all
 int strict_cuda_violations_of(const char* rule);  // of one rule, such as "ipc-same-process"
 const char* strict_cuda_last_violation();         // its rule, or ""; valid until the next violation

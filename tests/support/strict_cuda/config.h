@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine that the strict fake simulates, as configured by the environment.
+// The machine that the fake driver simulates, as configured by the environment.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_
 

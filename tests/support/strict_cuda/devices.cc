@@ -18,7 +18,7 @@ struct ErrorText {
   const char* text;
 };
 
-// The texts are the fake's own: no code may depend on the driver's wording.
+// The texts are the fake driver's own: no code may depend on the driver's wording.
 constexpr ErrorText kErrors[] = {
     {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
     {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},

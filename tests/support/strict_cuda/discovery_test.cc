@@ -3,12 +3,12 @@
 // an error in either is detected here.
 #include "gpu/discovery.h"
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 
 namespace strict_cuda {
 namespace {
 
-class DiscoveryTest : public DoubleTest {
+class DiscoveryTest : public FakeDriverTest {
  protected:
   DiscoveryTest() {
     setenv("FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY, 1);

@@ -3,14 +3,14 @@
 #include <atomic>
 #include <string>
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 
 namespace strict_cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-class DriverTest : public DoubleTest {};
+class DriverTest : public FakeDriverTest {};
 
 TEST_F(DriverTest, ShowsTheDevicesOfTheEnvironment) {
   setenv("STRICT_CUDA_DEVICES", "4", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// STRICT_CUDA_EXPORT: symbols of the strict fake that dlsym finds; all others are hidden.
+// STRICT_CUDA_EXPORT: symbols of the fake driver that dlsym finds; all others are hidden.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_EXPORT_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_EXPORT_H_
 

@@ -3,7 +3,7 @@
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_IPC_HANDLES_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_IPC_HANDLES_H_
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 
 namespace strict_cuda {
 

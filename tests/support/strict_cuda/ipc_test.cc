@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-class IpcTest : public DoubleTest {};
+class IpcTest : public FakeDriverTest {};
 
 TEST_F(IpcTest, HandleShowsTheWholeAllocation) {
   const auto outcomes = RunPair(

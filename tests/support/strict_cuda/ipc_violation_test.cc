@@ -7,7 +7,7 @@
 namespace strict_cuda {
 namespace {
 
-class IpcViolationTest : public DoubleTest {
+class IpcViolationTest : public FakeDriverTest {
  protected:
   void ExpectCaught(const std::string& rule, const std::function<void()>& body) {
     ExpectViolation(RunAlone(body), rule);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory access for the fake's kernels, as the processors of a device reach it.
+// Memory access for the fake driver's kernels, as the processors of a device reach it.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_KERNELS_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_KERNELS_H_
 

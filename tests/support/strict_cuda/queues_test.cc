@@ -3,12 +3,12 @@
 #include <chrono>
 #include <string>
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 
 namespace strict_cuda {
 namespace {
 
-class QueuesTest : public DoubleTest {};
+class QueuesTest : public FakeDriverTest {};
 
 // Work of device 1 that ends when it is told to, and an event behind it.
 class Blocker final {

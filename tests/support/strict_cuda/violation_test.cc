@@ -2,14 +2,14 @@
 // Programs of one process that break one rule of the driver each, and must be caught.
 #include <string>
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 
 namespace strict_cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-class ViolationTest : public DoubleTest {
+class ViolationTest : public FakeDriverTest {
  protected:
   void ExpectCaught(const std::string& rule, const std::function<void()>& body) {
     ExpectViolation(RunAlone(body), rule);

@@ -142,7 +142,7 @@ void RunFourGpus(const std::function<void(FourWorkers& four, GraphWriter& writer
 }
 
 TEST_F(WorkerGpuPair, CollectivesOfGpusUseNccl) {
-  NEEDS_THE_DOUBLE("has four GPUs");
+  NEEDS_FAKE_DRIVER("has four GPUs");
   RunFourGpus([](FourWorkers& four, GraphWriter& writer) {
     AddCollective(writer, "sum", four.gpus, {.group = 1});
     AddCollective(writer, "mean", four.gpus, {.group = 2, .final_op = "Div"});
@@ -177,7 +177,7 @@ TEST_F(WorkerGpuPair, CollectivesOfGpusUseNccl) {
 
 // Groups that overlap, in many steps at once, which come to each GPU in any order.
 TEST_F(WorkerGpuPair, CollectivesOfManyStepsAtOnceDoNotWaitForEachOther) {
-  NEEDS_THE_DOUBLE("has four GPUs");
+  NEEDS_FAKE_DRIVER("has four GPUs");
   RunFourGpus([](FourWorkers& four, GraphWriter& writer) {
     const auto& gpus = four.gpus;
     AddCollective(writer, "p", {gpus[0], gpus[2]}, {.group = 1});
@@ -205,7 +205,7 @@ TEST_F(WorkerGpuPair, CollectivesOfManyStepsAtOnceDoNotWaitForEachOther) {
 
 // The other worker's sends stop half way, then continue.
 TEST_F(WorkerGpuPair, NcclCollectiveThatHangsTimesOutAndTheNextOneWorks) {
-  NEEDS_THE_DOUBLE("can be made to hang");
+  NEEDS_FAKE_DRIVER("can be made to hang");
   RunGpuPair(
       FourGpus(),
       [](GpuPeer& peer) {
@@ -246,7 +246,7 @@ TEST_F(WorkerGpuPair, NcclCollectiveThatHangsTimesOutAndTheNextOneWorks) {
 }
 
 TEST_F(WorkerGpuPair, WorkerThatDiesInAnNcclCollectiveEndsItAndTheOthersContinue) {
-  NEEDS_THE_DOUBLE("can be made to hang");
+  NEEDS_FAKE_DRIVER("can be made to hang");
   GpuPairOptions options = FourGpus();
   options.consumer_dies = true;
   const int killed = RunGpuPair(

@@ -74,7 +74,7 @@ TEST_F(WorkerGpuPair, TensorsMoveBetweenGpusByMappedMemory) {
 }
 
 TEST_F(WorkerGpuPair, TensorsUseNcclWhereRequired) {
-  NEEDS_THE_DOUBLE("has four GPUs");
+  NEEDS_FAKE_DRIVER("has four GPUs");
   TransferEngineOptions options = TransferOptionsWithWorker();
   options.require_transport = "nccl";
   // NCCL needs one process per GPU.

@@ -151,7 +151,7 @@ TEST_F(BatchRunnerTest, AbortIsOver_TheCommunicatorIsNotListedAnyMore) {
   EXPECT_EQ(count, 0u);
 }
 
-// The double ends the process if one that is being finalized is destroyed or revoked.
+// The fake driver ends the process if one that is being finalized is destroyed or revoked.
 TEST_F(BatchRunnerTest, CommunicatorThatIsNotFinalizedInTime_IsAborted) {
   const std::shared_ptr<NcclCommunicator> communicator = MakeCommunicator();
   ASSERT_NE(communicator, nullptr);

@@ -303,8 +303,8 @@ TEST_F(NcclDevicePutTest, PutOfACommunicatorThatHasJustEnded_IsNotIssued) {
 // A tensor that another stream may still access is kept, without a wait.
 TEST_F(NcclDevicePutTest, PutThatDoesNotPass_IsLost_AndTheLastOfItsGpu) {
   for (NcclDevice::Common& common : common_) {
-    // Longer than the other rank's end waits for quiet: the fake reports calls that synchronise the
-    // device while it is busy, as some are once the put is lost.
+    // Longer than the other rank's end waits for quiet: the fake driver reports calls that
+    // synchronise the device while it is busy, as some are once the put is lost.
     common.options.grants.abort_grace = absl::Milliseconds(2500);
   }
   Make();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // For tests of the fake driver itself: processes that load it, communicate by pipes, and are
 // checked by their exit status and stderr.
-#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_DOUBLE_TEST_H_
-#define FERRY_TESTS_SUPPORT_STRICT_CUDA_DOUBLE_TEST_H_
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_FAKE_DRIVER_TEST_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_FAKE_DRIVER_TEST_H_
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ inline void* Symbol(const char* name) {
   return found;
 }
 
-// The fake's function, as a table of pointers would have it.
+// The fake driver's function, as a table of pointers would have it.
 #define CU(name) (reinterpret_cast<decltype(&::strict_cuda::name)>(::strict_cuda::Symbol(#name)))
 
 // In a child there is no gtest: a failed expectation ends it with a line that the parent shows.
@@ -135,10 +135,10 @@ struct Outcome {
 };
 
 // A directory and an environment of its own for each test; children that load the fake driver.
-class DoubleTest : public ::testing::Test {
+class FakeDriverTest : public ::testing::Test {
  protected:
   //   on_real_gpu: of tests that run there too: the environment is the user's.
-  explicit DoubleTest(bool on_real_gpu = false) {
+  explicit FakeDriverTest(bool on_real_gpu = false) {
     char name[] = "/tmp/strict_cuda.XXXXXX";
     session_ = mkdtemp(name);
     if (on_real_gpu) return;
@@ -150,7 +150,7 @@ class DoubleTest : public ::testing::Test {
       unsetenv(variable);
     }
   }
-  ~DoubleTest() override {
+  ~FakeDriverTest() override {
     for (const char* file : {"/machine", "/violations.log"}) unlink((session_ + file).c_str());
     rmdir(session_.c_str());
   }
@@ -263,4 +263,4 @@ inline std::string ReadText(CUdeviceptr from, size_t bytes) {
 
 }  // namespace strict_cuda
 
-#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_DOUBLE_TEST_H_
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_FAKE_DRIVER_TEST_H_
