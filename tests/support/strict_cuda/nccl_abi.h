@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interface of NCCL as the strict fake exports it. Source: nccl.h of 2.28.9; one-sided
+// The binary interface of NCCL as the fake driver exports it. Source: nccl.h of 2.28.9; one-sided
 // operations: of 2.29.7.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_

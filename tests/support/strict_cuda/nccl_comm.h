@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators of the fake, and how their operations reach the streams.
+// Communicators of the fake driver, and how their operations reach the streams.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_
 

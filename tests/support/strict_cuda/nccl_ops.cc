@@ -72,7 +72,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclAllReduce(const void* from, void* to, size_t
                                               ncclDataType_t type, ncclRedOp_t reduction,
                                               ncclComm_t comm, CUstream stream) {
   if (reduction < ncclSum || reduction > ncclAvg) return ncclInvalidArgument;
-  // Types that the fake cannot add must not look like a success.
+  // Types that the fake driver cannot add must not look like a success.
   if (!IsReducible(type)) return ncclInvalidArgument;
   Op op;
   op.kind = OpKind::kAllReduce;

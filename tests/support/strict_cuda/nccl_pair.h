@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators for tests of the fake: non-blocking ones, made and warmed up correctly.
+// Communicators for tests of the fake driver: non-blocking ones, made and warmed up correctly.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_PAIR_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_PAIR_H_
 
 #include <string>
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/fake_driver_test.h"
 #include "tests/support/strict_cuda/nccl_abi.h"
 
 namespace strict_cuda {

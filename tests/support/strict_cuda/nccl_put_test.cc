@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Windows and one-sided operations of the fake: what they do, and programs that break their rules.
+// Windows and one-sided operations of the fake driver: what they do, and programs that break their
+// rules.
 #include <unistd.h>
 
 #include <cstdlib>

@@ -69,7 +69,7 @@ bool Meet(Comm& comm, PutStep step, const char* call,
     const MachineLock lock;
     PutRecord* const record = RecordOf(comm);
     if (record == nullptr) {
-      FailComm(&comm, ncclInternalError, "the fake has no room for more windows");
+      FailComm(&comm, ncclInternalError, "the fake driver has no room for more windows");
       return false;
     }
     record->owners[comm.rank] = Self();

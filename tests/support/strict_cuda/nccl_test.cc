@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-class NcclTest : public DoubleTest {
+class NcclTest : public FakeDriverTest {
  protected:
   // Rank 0 mints; both bodies get their warmed up rank of a communicator of two.
   void RunRanks(const std::function<void(const PairRank&, const Wire&)>& first,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes of the fake, of which the first violates a rule of NCCL and must be caught.
+// Two processes of the fake driver, of which the first violates a rule of NCCL and must be caught.
 #ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_VIOLATION_H_
 #define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_VIOLATION_H_
 
@@ -13,7 +13,7 @@
 
 namespace strict_cuda {
 
-class NcclViolationTest : public DoubleTest {
+class NcclViolationTest : public FakeDriverTest {
  protected:
   using Rank = std::function<void(PairRank& rank)>;
   using RankOfTwo = std::function<void(PairRank& a, PairRank& b)>;
