@@ -53,7 +53,7 @@ struct Arguments {
 };
 
 // In the build's folder, where this program is as well.
-std::string Double() {
+std::string FakeDriver() {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   return (self.parent_path() / "../../tests/support/strict_cuda/libstrict_cuda.so")
@@ -80,7 +80,7 @@ absl::StatusOr<Arguments> Read(int argc, char** argv) {
     }
   }
   if (arguments.paths.empty()) return absl::InvalidArgumentError("no RECORD is given");
-  if (arguments.library.empty()) arguments.library = Double();
+  if (arguments.library.empty()) arguments.library = FakeDriver();
   return arguments;
 }
 
