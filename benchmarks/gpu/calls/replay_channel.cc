@@ -98,9 +98,9 @@ absl::StatusOr<ReplayMessage> ReceiveMessage(int socket) {
     message.foreign =
         Foreign{.bytes = text.substr(at, head.foreign_bytes), .descriptor = descriptor};
     if (head.has_descriptor != 0 && descriptor < 0) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "no descriptor is left for what a process of the replay has exported: ",
-          ErrorWithFileLimit(EMFILE)));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no descriptor is left for what a process of the replay has exported: ",
+                       ErrorWithFileLimit(EMFILE)));
     }
   }
   at += head.foreign_bytes;
