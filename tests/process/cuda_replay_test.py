@@ -212,8 +212,11 @@ class CudaReplay(unittest.TestCase):
             os.waitpid(child, 0)
             print(os.getpid(), child)
             """], env=env, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
-        parent, child = (open(os.path.join(folder, f"{pid}.calls"), encoding="utf-8").read()
-                         for pid in done.stdout.split())
+        texts = []
+        for pid in done.stdout.split():
+            with open(os.path.join(folder, f"{pid}.calls"), encoding="utf-8") as file:
+                texts.append(file.read())
+        parent, child = texts
         self.assertEqual(len(parent), 1000)
         self.assertRegex(child, r"^ferry-cuda-calls .*\nprocess .*\n\d+ \d+ cuDriverGetVersion .*\n$")
 
