@@ -111,8 +111,10 @@ class SendRecv(harness.Case):
                 receiver = self.recv("--into", f"--shape={shape}", "--dtype=double")
                 self.assertEqual((receiver.wait(), sender.wait()), (1, 1))
                 self.assertEqual(sender.out, "")
-                self.assertRegex(sender.err.splitlines()[-1], "^ferry: node 1 did not take what it "
-                                 r"was sent: what came is int32\[")
+                # By the control channel, or by the coordinator if that was faster.
+                self.assertRegex(sender.err.splitlines()[-1],
+                                 "^ferry: (node 1 (did not take what it was sent|has failed)|/job:\\S*/task:1 "
+                                 r"reported): .*what came is int32\[")
 
     def receiver_of_a_sender_that_never_told_its_address(self, signal_number, *arguments):
         """The sender has joined, and hangs or dies before it has published its address; and that address."""
@@ -247,9 +249,10 @@ class SendRecv(harness.Case):
 
     def test_a_missing_tensor_is_named_with_its_progress(self):
         self.send("--step=8")
-        receiver = self.recv("--step=9", "--timeout=500ms")
+        # Joining is part of it.
+        receiver = self.recv("--step=9", "--timeout=2s")
         self.assertEqual(receiver.wait(), 1)
-        self.assertRegex(receiver.err, r"waited (500|4\d\d)ms in step 9 for .*;weights;0:0: asked node 0, "
+        self.assertRegex(receiver.err, r"waited (2|1\.\d+)s in step 9 for .*;weights;0:0: asked node 0, "
                          "which has not sent it")
 
     def test_a_sender_that_is_killed_fails_the_receiver_at_once(self):
