@@ -47,12 +47,16 @@ function(ferry_library folder)
 endfunction()
 
 # ferry_test(NAME LABEL unit|process|gpu SOURCES a_test.cc... [DEPS coord...] [EXTERNAL ...]
-#            [TIMEOUT_S 120] [ARGS ...] [SEPARATE b_test.cc...] [OPTIMISED])
+#            [TIMEOUT_S 120] [COST 60] [ARGS ...] [SEPARATE b_test.cc...] [OPTIMISED] [WAITS])
 #   One CTest entry per binary; scripts/test reads the skip reasons out of its output.
 #   SEPARATE: those of SOURCES that have names in common with others, and are compiled alone.
 #   OPTIMISED: it spends its time in its own sources, as a simulation does.
+#   WAITS: a process test that takes no more than one core on average, and whose deadlines leave room
+#   for another test beside it.
+#   COST: seconds, for a test of a minute or more: it starts before others, so that it does not end
+#   alone. CTest prefers times that it has measured.
 function(ferry_test name)
-  cmake_parse_arguments(arg "OPTIMISED" "LABEL;TIMEOUT_S" "SOURCES;DEPS;EXTERNAL;ARGS;SEPARATE" ${ARGN})
+  cmake_parse_arguments(arg "OPTIMISED;WAITS" "LABEL;TIMEOUT_S;COST" "SOURCES;DEPS;EXTERNAL;ARGS;SEPARATE" ${ARGN})
   if(NOT arg_TIMEOUT_S)
     set(arg_TIMEOUT_S 120)
   endif()
@@ -73,8 +77,15 @@ function(ferry_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name} ${arg_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT_S})
-  if(arg_LABEL STREQUAL process)
-    # Their peers have deadlines of fractions of a second: not two of them on a small machine.
-    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  if(arg_COST)
+    set_tests_properties(${name} PROPERTIES COST ${arg_COST})
   endif()
+  set(processors 1)
+  if(arg_LABEL STREQUAL process AND NOT arg_WAITS)
+    # Their peers have deadlines of fractions of a second: not two of them on a small machine.
+    set(processors 2)
+  endif()
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${processors})
+  # For further tests with that program.
+  set_target_properties(${name} PROPERTIES FERRY_TEST_PROCESSORS ${processors})
 endfunction()
