@@ -222,7 +222,7 @@ TEST(GpuCancel, TransferInSlicesIsCancelled) {
 
 // Nobody receives it, and the program has let go of it: its stream still writes there.
 TEST(GpuCancel, StepIsAbortedWhileTheStreamWrites_TheMemoryIsNotUsedAgain) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {

@@ -141,19 +141,19 @@ std::function<void()> PauseStream(GpuPeer& peer, cuda::Stream stream) {
 }
 
 TEST(GpuWithoutOwnEvents, ViewOfAnIncompleteTensor_FailsAtOnce) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   FailWithoutWaiting(OnDevice(), /*is_in_arena=*/true, /*has_destination=*/false, PauseStream,
                      NoPause);
 }
 
 TEST(GpuWithoutOwnEvents, Copy_FailsAtOnce) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   FailWithoutWaiting(OnDevice(), /*is_in_arena=*/true, /*has_destination=*/true, NoPause,
                      PauseStream);
 }
 
 TEST(GpuWithoutOwnEvents, Slices_FailAtOnce) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_FAKE_DRIVER("can play what this needs");
   GpuPairOptions options = OnDevice();
   options.transfer.gpus.ipc_min_bytes = SIZE_MAX;
   FailWithoutWaiting(options, /*is_in_arena=*/false, /*has_destination=*/false, NoPause,

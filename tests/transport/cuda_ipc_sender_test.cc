@@ -442,16 +442,16 @@ TEST_F(CudaIpcLoanTest, PeerThatHasClosedAll_IsGivenNoMoreTime) {
   sender_->Expose(3, Allocate(), {MemorySpace::kCuda, 1},
                   [](absl::StatusOr<TransferDescriptor>) {});
   Flush(*gpu_->executor);
-  auto lent = std::make_unique<LentLifelines>();
+  auto received = std::make_unique<ReceivedLifelines>();
   {
     absl::MutexLock lock(&mu_);
     ASSERT_EQ(lines_.size(), 2u);
-    for (UniqueFd& each : lines_) lent->Add(std::exchange(each, UniqueFd()));
+    for (UniqueFd& each : lines_) received->Add(std::exchange(each, UniqueFd()));
   }
   sender_->Abort(absl::UnavailableError("over"));
   registration_.reset();
   EXPECT_FALSE(IsDroppedWithin(absl::Milliseconds(200)));
-  lent = nullptr;
+  received = nullptr;
   EXPECT_TRUE(IsDroppedWithin(DeferredReleaseQueue::kGrace / 2));
 }
 
