@@ -177,6 +177,8 @@ absl::Status FreePinned(CheckGpu& gpu, ForeignMemory& memory) {
 
 const std::vector<ForeignKind>& ForeignKinds() {
   static const auto* const kinds = new std::vector<ForeignKind>{
+      // First: shm is selected by its assumed cost, as nothing has been measured yet.
+      {"cudaMallocHost", MemoryKind::kPinnedHost, true, "shm", MakePinned, FreePinned},
       {"cudaMalloc", MemoryKind::kPlain, false, kView, MakePlain, FreePlain},
       {"cudaMallocAsync, default pool", MemoryKind::kPool, false, kRing, MakeInDefaultPool,
        FreeFromPool},
@@ -186,7 +188,6 @@ const std::vector<ForeignKind>& ForeignKinds() {
       {"cuMemCreate, in two pieces", MemoryKind::kVirtual, false, kCopy, MapInPieces, Unmap},
       {"cuMemCreate, without a handle type", MemoryKind::kVirtual, false, kRing, MapPrivate, Unmap},
       {"cudaMallocManaged", MemoryKind::kManaged, false, kRing, MakeManaged, FreePlain},
-      {"cudaMallocHost", MemoryKind::kPinnedHost, true, "shm", MakePinned, FreePinned},
   };
   return *kinds;
 }
