@@ -409,7 +409,7 @@ TEST_F(CudaIpcRemoteMappingsTest, ControlChannelEnds_ItIsDroppedAfterAWhile) {
 
 // A peer keeps one of the lines. That of another probe ends at once, which says nothing: it is from
 // the death of the peer on that the driver is given time to close what the peer had mapped.
-TEST_F(CudaIpcLoanTest, PeerThatKeepsTheLineOfALaterProbe_IsGivenItsTimeFromItsDeathOn) {
+TEST_F(CudaIpcRemoteMappingsTest, PeerThatKeepsTheLineOfALaterProbe_IsGivenItsTimeFromItsDeathOn) {
   keeps_lines_ = true;
   TalkTo(EncodeCudaIpcPeer());
   Send(2);
@@ -434,7 +434,7 @@ TEST_F(CudaIpcLoanTest, PeerThatKeepsTheLineOfALaterProbe_IsGivenItsTimeFromItsD
 }
 
 // It has nothing mapped any more: there is nothing to wait for.
-TEST_F(CudaIpcLoanTest, PeerThatHasClosedAll_IsGivenNoMoreTime) {
+TEST_F(CudaIpcRemoteMappingsTest, PeerThatHasClosedAll_IsGivenNoMoreTime) {
   keeps_lines_ = true;
   TalkTo(EncodeCudaIpcPeer());
   Send(2);
