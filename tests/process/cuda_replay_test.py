@@ -194,7 +194,7 @@ class CudaReplay(unittest.TestCase):
 
     def test_a_child_records_although_the_line_of_its_parent_was_cut(self):
         folder = tempfile.mkdtemp(dir=self.folder)
-        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=FAKE_DRIVER,
                                 STRICT_CUDA_SESSION=tempfile.mkdtemp(dir=self.folder))
         done = subprocess.run([sys.executable, "-c", f"""if True:
             import ctypes, os, resource
@@ -223,7 +223,7 @@ class CudaReplay(unittest.TestCase):
     def test_a_handle_of_a_process_that_was_killed_cannot_be_opened_in_the_replay(self):
         """Nothing but the call that fails tells the record that the process is gone."""
         folder = tempfile.mkdtemp(dir=self.folder)
-        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=DOUBLE,
+        env = clean_environment(FERRY_CUDA_RECORD=folder, FERRY_CUDA_RECORD_LIBRARY=FAKE_DRIVER,
                                 STRICT_CUDA_SESSION=tempfile.mkdtemp(dir=self.folder))
         begin = f"""if True:
             import ctypes, sys
