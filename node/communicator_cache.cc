@@ -41,14 +41,18 @@ CommunicatorUseRecord CommunicatorCache::UseRecordOf(const CommunicatorKey& key,
 }
 
 absl::Status CommunicatorCache::Stop(absl::Duration timeout) {
-  auto ended = std::make_shared<absl::btree_map<std::string, Entry>>();
+  absl::btree_map<std::string, Entry> ended;
   {
     absl::MutexLock lock(&mu_);
     is_stopped_ = true;
-    ended->swap(entries_);
+    ended.swap(entries_);
   }
-  if (!ended->empty()) threads_.Run("ferry-kept", [ended] { ended->clear(); });
-  ended.reset();
+  // Each on a thread of its own: the end of one may wait for a rank whose end of another waits.
+  for (auto& [name, entry] : ended) {
+    threads_.Run("ferry-kept", [communicator = std::move(entry.communicator)]() mutable {
+      communicator = nullptr;
+    });
+  }
   if (threads_.StopWithin(timeout).empty()) return absl::OkStatus();
   {
     absl::MutexLock lock(&mu_);

@@ -286,7 +286,6 @@ class NcclCommunicator::Impl final : public BootstrapActions {
         },
         *stopped_, begun_);
   }
-  StoppedRanks& stopped() { return *stopped_; }
 
   // Its communicator; the caller retires this, ends the communicator by FinishEnd, and closes the
   // store.
@@ -616,8 +615,6 @@ std::unique_ptr<NcclCommunicator::Yielded> NcclCommunicator::Yielded::Take(
   if (why_not == nullptr) {
     const cuda::ScopedCurrent current(*impl.gpu().device);
     std::unique_ptr<Yielded> yielded(new Yielded(std::move(from), offer, std::move(excluded)));
-    // They take no part in this, and most of them are dead.
-    for (const int rank : yielded->excluded_) impl.stopped().Ignore(rank);
     // Its operations can wait for ranks that are gone: they leave first.
     if (!yielded->excluded_.empty()) yielded->end_.Begin(/*is_idle=*/false);
     while (yielded->end_.is_waiting()) {

@@ -24,25 +24,18 @@ void StoppedRanks::OnEntry(absl::string_view key) {
   stopped_.emplace(generation, rank);
 }
 
-void StoppedRanks::Ignore(int rank) {
-  absl::MutexLock lock(&mu_);
-  ignored_.insert(rank);
-}
-
 void StoppedRanks::IgnoreAll() {
   absl::MutexLock lock(&mu_);
-  for (int rank = 0; rank < key_.size(); ++rank) ignored_.insert(rank);
+  are_ignored_ = true;
 }
 
 std::vector<int> StoppedRanks::Missing(uint32_t generation) const {
   std::vector<int> missing;
   {
     absl::MutexLock lock(&mu_);
+    if (are_ignored_) return missing;
     for (int rank = 0; rank < key_.size(); ++rank) {
-      if (rank == rank_ || ignored_.contains(rank) || stopped_.contains({generation, rank})) {
-        continue;
-      }
-      missing.push_back(rank);
+      if (rank != rank_ && !stopped_.contains({generation, rank})) missing.push_back(rank);
     }
   }
   if (!is_gone_) return missing;

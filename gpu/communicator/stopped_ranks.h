@@ -34,11 +34,10 @@ class StoppedRanks final {
 
   // An entry was set in the store.
   void OnEntry(absl::string_view key) ABSL_LOCKS_EXCLUDED(mu_);
-  // The rank is not waited for.
-  void Ignore(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+  // No rank is waited for from now on.
   void IgnoreAll() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether all other ranks have reported, are gone, or are ignored.
+  // Whether all other ranks have reported or are gone, or are ignored.
   bool HaveOthersStopped(uint32_t generation) const ABSL_LOCKS_EXCLUDED(mu_) {
     return Missing(generation).empty();
   }
@@ -55,7 +54,7 @@ class StoppedRanks final {
   const IsGone is_gone_;
   mutable absl::Mutex mu_;
   std::set<std::pair<uint32_t, int>> stopped_ ABSL_GUARDED_BY(mu_);
-  std::set<int> ignored_ ABSL_GUARDED_BY(mu_);
+  bool are_ignored_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace ferry

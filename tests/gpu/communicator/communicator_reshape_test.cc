@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "base/thread.h"
 #include "gpu/communicator/communicator.h"
@@ -69,6 +71,9 @@ class CommunicatorReshapeTest : public testing::Test {
       if (std::find(calling.begin(), calling.end(), device) == calling.end()) continue;
       threads.push_back(std::make_unique<Thread>("rank", [&, device, rank] {
         CommunicatorOptions options = {.timeout = timeout};
+        options.is_gone = [this](const CommunicatorMember& member) {
+          return gone_.contains(member.device);
+        };
         if (origins.contains(device)) options.origin = {.from = origins.at(device)};
         auto result = NcclCommunicator::Make(api_, *gpus_, device, key, static_cast<int>(rank),
                                              DirectoryStores(folder_), options);
@@ -121,6 +126,8 @@ class CommunicatorReshapeTest : public testing::Test {
   std::shared_ptr<const nccl::NcclApi> api_;
   std::vector<std::shared_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<cuda::CudaStream>> streams_;
+  // Devices whose processes count as ended.
+  std::set<int> gone_;
   // Called when a rank's call of Make has ended, with the number of those.
   std::function<void(size_t count)> on_ended_;
 };
@@ -132,16 +139,32 @@ TEST_F(CommunicatorReshapeTest, SurvivorsOfADeadMemberShrink) {
   // They wait for the dead one, and for each other.
   Hang(*all.communicators[0]);
   Hang(*all.communicators[2]);
+  gone_ = {1};
   const Made some = Make({0, 2}, Of(all.communicators, {0, 2}));
   ExpectWay(some, 2, CommunicatorWay::kShrink);
   EXPECT_EQ(all.communicators[0]->get(), nullptr);
   EXPECT_EQ(some.communicators.at(2)->rank(), 1);
 }
 
+// Its operation with a survivor runs, and reads what the end of the origin frees.
+TEST_F(CommunicatorReshapeTest, ExcludedMemberThatIsAlive_StopsFirst) {
+  Made all = Make({0, 1, 2});
+  NcclCommunicator& excluded = *all.communicators[1];
+  Hang(excluded);
+  const Thread ending("excluded", [&excluded] {
+    while (excluded.Check().ok()) absl::SleepFor(absl::Milliseconds(1));
+    absl::SleepFor(absl::Milliseconds(50));
+    excluded.Abort(absl::AbortedError("another rank has left it"));
+  });
+  ExpectWay(Make({0, 2}, Of(all.communicators, {0, 2})), 2, CommunicatorWay::kShrink);
+}
+
 TEST_F(CommunicatorReshapeTest, ShrunkOneShrinksAgain) {
   Made all = Make({0, 1, 2, 3});
+  gone_ = {0};
   Made some = Make({1, 2, 3}, Of(all.communicators, {1, 2, 3}));
   ExpectWay(some, 3, CommunicatorWay::kShrink);
+  gone_ = {0, 2};
   ExpectWay(Make({1, 3}, Of(some.communicators, {1, 3})), 2, CommunicatorWay::kShrink);
 }
 
@@ -178,6 +201,7 @@ TEST_F(CommunicatorReshapeTest, OriginWithWorkInFlight_DoesNotGrow) {
 
 TEST_F(CommunicatorReshapeTest, ShrinkFailsOnOneRank_AllCreateIt) {
   Made all = Make({0, 1, 2});
+  gone_ = {1};
   cuda::FailNext("ncclCommShrink", nccl::kInternalError);
   ExpectWay(Make({0, 2}, Of(all.communicators, {0, 2})), 2, CommunicatorWay::kCreate);
 }
@@ -192,6 +216,7 @@ TEST_F(CommunicatorReshapeTest, GrowFailsOnOneRank_AllCreateIt) {
 
 TEST_F(CommunicatorReshapeTest, OriginThatCannotBeRevoked_IsAbortedAndCreatedAnew) {
   Made all = Make({0, 1, 2});
+  gone_ = {1};
   cuda::FailNext("ncclCommRevoke", nccl::kInvalidUsage);
   ExpectWay(Make({0, 2}, Of(all.communicators, {0, 2})), 2, CommunicatorWay::kCreate);
 }
