@@ -42,7 +42,9 @@ std::optional<int64_t> EndOf(const CallRecord& record, const std::vector<CallRec
     }
   }
   if (!ended_ns.has_value()) return std::nullopt;
-  for (const RecordedCall& call : record.calls) ended_ns = std::max(*ended_ns, call.ended_ns);
+  for (const RecordedCall& call : record.calls) {
+    ended_ns = std::max({*ended_ns, call.ended_ns, call.began_ns + 1});
+  }
   return ended_ns;
 }
 
@@ -77,8 +79,11 @@ std::vector<ReplayRun::Event> ReplayRun::Events() const {
       events.push_back({*ended_ns, i, kEnd});
     }
   }
-  std::stable_sort(events.begin(), events.end(),
-                   [](const Event& a, const Event& b) { return a.time_ns < b.time_ns; });
+  // Ends first: a call that could not open what a process had exported gives its own beginning as
+  // the time by which that process had ended.
+  std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
+    return a.time_ns != b.time_ns ? a.time_ns < b.time_ns : a.call == kEnd && b.call != kEnd;
+  });
   return events;
 }
 
