@@ -119,8 +119,8 @@ absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::St
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, engine_->gpus()->Get(tensor.location().ordinal));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> ready,
                          cuda::ReadyEvent::Record(*gpu->events, stream));
-  // Also if nobody receives it: the stream writes it until then. Memory that counts no uses is the
-  // program's, which knows its streams.
+  // Also if it is never received: the stream writes it until then. Memory that counts no uses is
+  // the program's, which knows its streams.
   cuda::AddUse(tensor, ready);
   return rendezvous_->Send(key, HoldRegistered(key, cuda::WithReady(tensor, std::move(ready))));
 }

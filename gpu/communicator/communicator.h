@@ -60,8 +60,8 @@ struct CommunicatorOptions {
   std::optional<Origin> origin;
   // Called every millisecond during creation: an error cancels it. May be null.
   std::function<absl::Status()> keep_going;
-  // Whether the process of a rank has ended: an abort does not wait for it. Called while the
-  // communicator ends, from any thread, every millisecond. Null: unknown.
+  // Returns true if the process of a rank has ended: an abort does not wait for it. Called while
+  // the communicator ends, from any thread, every millisecond. Null: unknown.
   std::function<bool(const CommunicatorMember& member)> is_gone;
 };
 

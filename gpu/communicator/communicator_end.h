@@ -48,7 +48,7 @@ class CommunicatorEnd final {
     virtual absl::Status Abort() = 0;
     // Reports to the other ranks that no operation of this one runs, or will; once.
     virtual void ReportStopped() = 0;
-    // Whether all others have reported the same, or their processes have ended.
+    // Returns true once all others have reported the same, or their processes have ended.
     virtual bool HaveOthersStopped() = 0;
     // Those that have not: "rank 1 (device 5)".
     virtual std::string DescribeOthers() = 0;

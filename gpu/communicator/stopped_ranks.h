@@ -37,7 +37,7 @@ class StoppedRanks final {
   // No rank is waited for from now on.
   void IgnoreAll() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether all other ranks have reported or are gone, or are ignored.
+  // Returns true once all other ranks have reported or are gone, or are ignored.
   bool HaveOthersStopped(uint32_t generation) const ABSL_LOCKS_EXCLUDED(mu_) {
     return Missing(generation).empty();
   }

@@ -74,7 +74,7 @@ class PeerCommunicators final {
   void GiveUp(DeviceId peer);
   // The peer's process has ended, or is ending.
   void SetGone(DeviceId peer, absl::Time now);
-  // Whether it has ended long enough ago that no kernel of it runs any more.
+  // Returns true if it ended long enough ago that no kernel of it runs any more.
   bool IsGone(const CommunicatorMember& member, absl::Time now) const;
   bool WasGivenUp(DeviceId peer) const;
   // The creation has ended, with or without success.
