@@ -180,7 +180,7 @@ TEST_F(CudaIpcSenderQueryTest, ControlChannelEnds_TheTransferOfAnIncompleteTenso
   held.Finish();
 }
 
-// The receiver has given it back, and the stream still writes: the memory is nobody else's yet.
+// The receiver has released it, and the stream still writes: the memory must not be reused yet.
 TEST_F(CudaIpcSenderTest, IncompleteTensorIsReleased_TheMemoryIsKept) {
   Open();
   AwaitIdleStream();
@@ -347,7 +347,7 @@ class CudaIpcRemoteMappingsTest : public CudaIpcSenderTest {
     return count;
   }
 
-  // Whether it is dropped on the loop within that time.
+  // Returns true if it is dropped on the loop within that time.
   bool IsDroppedWithin(absl::Duration timeout) {
     return loop_->WaitUntil([this] { return is_dropped_->HasBeenNotified(); },
                             SteadyClock().Now() + timeout);

@@ -9,7 +9,8 @@
 
 namespace strict_cuda {
 
-// Whether the fake driver can reduce values of `type`: integers, and floats of 32 and 64 bits.
+// Returns true if the fake driver can reduce values of `type`: integers, and floats of 32 and 64
+// bits.
 bool IsReducible(ncclDataType_t type);
 // into[i] = op(into[i], from[i]). ncclAvg sums; Divide ends it.
 void Reduce(ncclDataType_t type, ncclRedOp_t op, const std::string& from, std::string& into);
