@@ -245,12 +245,23 @@ class AbandonedWaits(Case):
     def test_wait_can_follow_an_abandoned_wait(self):
         first, second, other = self.key("first"), self.key("second"), self.connect()
         self.client.park(self.dialect.wait(first), other)
-        self.client.send(self.dialect.wait(second))
+        self.client.park(self.dialect.wait(second), other)
         other.set(first, b"v")
         other.round_trip()
-        # The second wait may have come after the first key, so its answer must be for the second one.
+        self.assertWaits(self.client)
         other.set(second, b"v")
         self.assertEqual(self.client.read(1), STOP_WAITING)
+        self.assertQuiet(self.client)
+
+    def test_wait_can_abandon_a_wait_by_itself(self):
+        first, second, other = self.key("first"), self.key("second"), self.connect()
+        self.client.park(self.dialect.wait(first), other)
+        self.client.send(self.dialect.wait(second))
+        # The first key does not exist until this answer has arrived, so that it cannot be for the first wait.
+        other.set(second, b"v")
+        self.assertEqual(self.client.read(1), STOP_WAITING)
+        other.set(first, b"v")
+        other.round_trip()
         self.assertQuiet(self.client)
 
 
