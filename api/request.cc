@@ -43,6 +43,14 @@ void Request::OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> cal
   std::move(callback)(absl::FailedPreconditionError("the request has no operation"));
 }
 
+void Request::Notify(absl::AnyInvocable<void() &&> on_done) {
+  if (on_done == nullptr) return;
+  if (impl_ == nullptr) return std::move(on_done)();
+  impl_->OnComplete([on_done = std::move(on_done)](const absl::StatusOr<Tensor>&) mutable {
+    std::move(on_done)();
+  });
+}
+
 std::string Request::path() const { return impl_ == nullptr ? std::string() : impl_->path(); }
 
 absl::Status WaitAll(absl::Span<Request> requests, absl::Duration timeout) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "api/api_access.h"
+#include "api/transfer_error.h"
 #include "base/clock.h"
 #include "base/nested_calls.h"
 #include "base/text.h"
@@ -120,9 +121,9 @@ absl::StatusOr<Tensor> Request::Impl::Wait(absl::Duration timeout) {
         absl::MutexLock lock(&mu_);
         phase = phase_;
       }
-      return absl::DeadlineExceededError(
-          absl::StrCat("waited ", ShortDuration(timeout), " in ", what(), ": ",
-                       phase == nullptr ? "the address of the sender is not known yet" : phase()));
+      return TransferTimeout(
+          ShortDuration(timeout), what(),
+          phase == nullptr ? "the address of the sender is not known yet" : phase());
     }
   }
   absl::MutexLock lock(&mu_);

@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 
 #include "api/api_access.h"
+#include "api/transfer_error.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -231,9 +232,7 @@ void Step::Impl::Finish(absl::Status status, Received received,
                         const RequestImpl::Transfer& transfer) {
   const RecvOptions& options = transfer.options;
   if (absl::IsDeadlineExceeded(status)) {
-    status =
-        absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(options.timeout), " in ",
-                                                 request->what(), ": ", status.message()));
+    status = TransferTimeout(ShortDuration(options.timeout), request->what(), status.message());
   }
   if (!status.ok()) return request->Complete(ExplainStatus(status, request->id().source));
   if (received.is_dead) {

@@ -19,8 +19,8 @@ namespace ferry {
 FERRY_NAMESPACE_BEGIN
 
 // One send or receive. Move-only. The destructor cancels an operation that is not done; to let it
-// run without its request, use OnComplete. Thread-safe, except for moving, OnComplete and the
-// destructor. A request may outlive its node: its operation is done then.
+// run without its request, use OnComplete. Thread-safe, except for moving, OnComplete, Notify
+// and the destructor. A request may outlive its node: its operation is done then.
 class [[nodiscard]] Request {
  public:
   // No operation: done() is true, and Wait fails with FAILED_PRECONDITION.
@@ -56,6 +56,11 @@ class [[nodiscard]] Request {
   // destroyed. A chain of callbacks that each start an operation which fails at once never ends,
   // and keeps its thread. Null: the operation just continues. The request is empty afterwards.
   void OnComplete(absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&> callback) &&;
+
+  // As OnComplete, but the request keeps the operation, and all its methods can still be used:
+  // `on_done` is called exactly once, when done() is true. A later call replaces a callback that
+  // was not called yet.
+  void Notify(absl::AnyInvocable<void() &&> on_done);
 
   // The path that the bytes took: "shm", "tcp", "cuda_ipc", "nccl"; for small tensors "eager" if
   // they were sent before they were requested, and "inline" if they came with the answer to the

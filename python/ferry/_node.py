@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Node: this process as a member of a job."""
+import atexit
+import types
+import typing
+import weakref
+
+from ferry import _async, _core
+from ferry._step import Step
+from ferry._store import Store, Watch
+
+# Left by a program that ends without leaving the job: the others would miss this node after the heartbeat timeout.
+_open_nodes: "weakref.WeakSet[Node]" = weakref.WeakSet()
+
+
+class NodeStatus(typing.NamedTuple):
+    """A node as the coordinator sees it."""
+
+    rank: int
+    state: str
+    """"not joined", "joined", "left" or "failed"."""
+    host: str
+    error: typing.Optional[str]
+    """Why it has failed."""
+    heartbeat_age: typing.Optional[float]
+    """Seconds since its last sign of life; None if there was none."""
+
+
+class Node(_core.Node):
+    """This process as a member of a job; made by join().
+
+    A context manager: its end leaves the job. An exception that leaves the block fails the job, so that the other
+    nodes learn of it at once, with its text.
+
+    Methods may be called by several threads. A child of os.fork cannot use it.
+    """
+
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.store = Store(self)
+        """The job's key-value store."""
+        _open_nodes.add(self)
+
+    def step(self, step_id: int) -> Step:
+        """Opens a step, a scope of sends and receives: what is sent in a step is received in the same one.
+
+        Every node that takes part opens the same number, in any order; what arrives earlier waits.
+        Raises StepClosedError if this node has closed it already.
+        """
+        return Step(self, step_id)
+
+    def watch(self, prefix: str) -> Watch:
+        """The changes of the store's keys that begin with `prefix`: first those that exist, then every change in order."""
+        return Watch(self, prefix)
+
+    def status(self) -> typing.List[NodeStatus]:
+        """The state of every node, by rank. Not collective."""
+        return [NodeStatus(*each) for each in self._statuses()]
+
+    def alive(self) -> typing.List[int]:
+        """The ranks that have joined and live, as the coordinator sees them. Not collective; see live_ranks."""
+        return [each.rank for each in self.status() if each.state == "joined"]
+
+    def __enter__(self) -> "Node":
+        return self
+
+    def __exit__(self, kind: typing.Optional[typing.Type[BaseException]], error: typing.Optional[BaseException],
+                 traceback: typing.Optional[types.TracebackType]) -> None:
+        is_failure = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if is_failure and not self.closed:
+            self.fail(f"{type(error).__name__}: {error}")
+        else:
+            self.close()
+
+    async def __aenter__(self) -> "Node":
+        return self
+
+    async def __aexit__(self, kind: typing.Optional[typing.Type[BaseException]],
+                        error: typing.Optional[BaseException],
+                        traceback: typing.Optional[types.TracebackType]) -> None:
+        await _async.run_blocking(lambda: self.__exit__(kind, error, traceback))
+
+    async def abarrier(self, name: str, **arguments: typing.Any) -> None:
+        """barrier() for coroutines."""
+        await _async.run_blocking(lambda: self.barrier(name, **arguments))
+
+    def __repr__(self) -> str:
+        return f"<ferry.Node rank {self.rank} of {self.world_size}{', closed' if self.closed else ''}>"
+
+
+def join(*args: typing.Any, **kwargs: typing.Any) -> Node:
+    """Joins a job, and blocks until all of its nodes have.
+
+    address: the coordinator, "HOST:PORT". Without it, all comes from the environment of `ferry run`, torchrun,
+        Open MPI, MPICH, Slurm or Kubernetes, or from FERRY_COORDINATOR, FERRY_NODE_ID and FERRY_NUM_NODES.
+    rank, world_size: this process's rank, and the number of processes.
+    timeout: the deadline, in seconds, of all waits of this node that are not given one; default: 300.
+    connect_timeout: how long to wait for the coordinator and for the other nodes; default: 300.
+    transport: the only transport that may be used, such as "tcp"; default: the cheapest for each pair.
+    listen, advertise: the address on which other hosts connect, and by which they reach it.
+    recoverable: this process may die and come back without failing the job.
+    checksums: verify every tensor; on all nodes or none.
+    use_gpus: whether tensors in the memory of GPUs are moved.
+    transfers: False: only the store, barriers and the topology are used.
+
+    Raises InvalidArgumentError naming what is missing; BarrierTimeout whose `missing` are the ranks that have not
+    joined; FerryTimeoutError if the coordinator did not answer; KeyExistsError if the rank is taken.
+    """
+    return Node(*args, **kwargs)
+
+
+@atexit.register
+def _close_nodes() -> None:
+    for node in list(_open_nodes):
+        node.close()

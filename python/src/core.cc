@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry._core: the classes of the package that are written in C++.
+#include <nanobind/nanobind.h>
+
+#include "python/src/completion_queue.h"
+#include "python/src/fork_guard.h"
+#include "python/src/node.h"
+#include "python/src/step.h"
+#include "python/src/store.h"
+#include "python/src/tensor.h"
+#include "python/src/topology.h"
+#include "python/src/transfer.h"
+
+NB_MODULE(_core, core) {
+  // The interpreter ends without destroying the objects of modules.
+  nanobind::set_leak_warnings(false);
+  // Counts forks from now on.
+  [[maybe_unused]] const ferry::python::ForkGuard guard;
+  core.doc() = "The C++ part of the package ferry, which has its public names.";
+  ferry::python::DefineCompletionQueue(core);
+  ferry::python::DefineTensor(core);
+  ferry::python::DefineTopology(core);
+  ferry::python::DefineTransfer(core);
+  ferry::python::DefineNode(core);
+  ferry::python::DefineStep(core);
+  ferry::python::DefineStore(core);
+}

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends lend the program's memory, unless it is so small that a copy costs less than a wait.
+#include "python/src/step.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ferry/step.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "absl/strings/str_cat.h"
+#include "python/src/arrays.h"
+#include "python/src/deferred_release.h"
+#include "python/src/node.h"
+#include "python/src/tensor.h"
+#include "python/src/transfer.h"
+#include "python/src/waits.h"
+
+namespace ferry::python {
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace {
+
+// Arrays in host memory of at most this size are copied, so that a send need not wait until the
+// receiver has them: 64 KiB take a core about 5 us.
+constexpr size_t kCopiedBytes = size_t{64} << 10;
+// How much later than the receive itself its wait ends, if it does not.
+constexpr absl::Duration kGrace = absl::Seconds(2);
+
+// What Python's Step is in C++.
+struct PyStep {
+  std::shared_ptr<JoinedNode> joined;
+  Step step;
+
+  Step& Use(std::shared_ptr<Node>& node) {
+    node = joined->Use();
+    return step;
+  }
+};
+
+struct Outgoing {
+  SendOperation operation;
+  // Null: the program may change its array.
+  std::shared_ptr<BorrowedMemory> borrowed;
+};
+
+Outgoing Prepare(const PyStep& self, nb::handle array, std::string key, const Peer& to,
+                 nb::handle stream) {
+  ImportedArray imported = ImportArray(array, ArrayUse::kRead, stream);
+  Outgoing result;
+  const Device device = imported.tensor.device();
+  if (device == Device::Host() && imported.borrowed != nullptr &&
+      imported.tensor.size_bytes() <= kCopiedBytes) {
+    Tensor copy = ValueOf(Tensor::Allocate(imported.tensor.dtype(), imported.tensor.shape()));
+    if (imported.tensor.size_bytes() > 0) {
+      std::memcpy(copy.mutable_data(), imported.tensor.data(), imported.tensor.size_bytes());
+    }
+    imported.tensor = std::move(copy);
+    DeferredReleases::Get().Run();
+  } else if (!imported.is_immutable) {
+    result.borrowed = std::move(imported.borrowed);
+  }
+  result.operation = {.id = {.name = std::move(key),
+                             .source = self.joined->rank(),
+                             .destination = to.rank,
+                             .source_device = device,
+                             .destination_device = to.device.value_or(device)},
+                      .tensor = std::move(imported.tensor),
+                      .options = {.stream = imported.stream}};
+  return result;
+}
+
+// Its receivers may read the memory from now on.
+void MarkSent(nb::handle array) {
+  PyTensor* tensor = nullptr;
+  if (nb::try_cast<PyTensor*>(array, tensor) && tensor != nullptr) tensor->MakeReadOnly();
+}
+
+// Sends, and returns the transfer.
+PyTransfer Start(PyStep& self, nb::handle array, std::string key, nb::handle to,
+                 nb::handle stream) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const Peer peer = ParsePeer(to);
+  Outgoing outgoing = Prepare(self, array, key, peer, stream);
+  // Never waits, except for the few locks of the transfer itself: not worth giving up the GIL.
+  Request request = step.Send(outgoing.operation.id, std::move(outgoing.operation.tensor),
+                              outgoing.operation.options);
+  Check(request.Wait(absl::ZeroDuration()).status(), self.joined->ContextOf(key, peer.rank));
+  MarkSent(array);
+  return PyTransfer({.node = self.joined,
+                     .step_id = step.id(),
+                     .key = std::move(key),
+                     .peer = peer.rank,
+                     .is_send = true,
+                     .borrowed = std::move(outgoing.borrowed),
+                     .timeout = self.joined->default_timeout()});
+}
+
+struct Incoming {
+  RecvOperation operation;
+  int peer = 0;
+  std::shared_ptr<BorrowedMemory> borrowed;
+};
+
+Incoming PrepareReceive(const PyStep& self, std::string key, const Peer& source,
+                        absl::Duration timeout, nb::handle out, nb::handle stream,
+                        nb::handle device) {
+  Incoming result;
+  result.peer = source.rank;
+  Device here = Device::Host();
+  RecvOptions& options = result.operation.options;
+  options.timeout = timeout;
+  if (!out.is_none()) {
+    ImportedArray into = ImportArray(out, ArrayUse::kWrite, stream);
+    here = into.tensor.device();
+    options.into = std::move(into.tensor);
+    options.stream = into.stream;
+    result.borrowed = std::move(into.borrowed);
+    if (!device.is_none() && ParseDevice(device) != here) {
+      RaiseValueError(absl::StrCat("device= is not that of out=, which is on ", DeviceName(here)));
+    }
+  } else {
+    if (!device.is_none()) here = ParseDevice(device);
+    if (!stream.is_none()) options.stream = ParseStream(stream);
+  }
+  result.operation.id = {.name = std::move(key),
+                         .source = source.rank,
+                         .destination = self.joined->rank(),
+                         .source_device = source.device.value_or(here),
+                         .destination_device = here};
+  return result;
+}
+
+nb::object Converted(nb::object received, nb::handle like) {
+  if (like.is_none()) return received;
+  return nb::module_::import_("ferry._numpy").attr("convert")(received, like);
+}
+
+nb::object Recv(PyStep& self, std::string key, nb::handle source, nb::handle timeout,
+                nb::handle out, nb::handle like, nb::handle stream, nb::handle device,
+                std::optional<std::string> require) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+  Incoming incoming =
+      PrepareReceive(self, std::move(key), ParsePeer(source), limit, out, stream, device);
+  Request request = step.Recv(incoming.operation.id, std::move(incoming.operation.options));
+  node = nullptr;
+  if (!AwaitRequest(request, *self.joined, limit + kGrace)) {
+    request.Cancel(absl::DeadlineExceededError(absl::StrCat(
+        "the receive of \"", incoming.operation.id.name, "\" has not ended at its deadline")));
+  }
+  return Converted(
+      PyTransfer::Result(request.Wait(kGrace), request, *self.joined, incoming.operation.id.name,
+                         incoming.peer, out, require.value_or(""), limit),
+      like);
+}
+
+PyTransfer Irecv(PyStep& self, std::string key, nb::handle source, nb::handle timeout,
+                 nb::handle out, nb::handle stream, nb::handle device,
+                 std::optional<std::string> require) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+  Incoming incoming = PrepareReceive(self, key, ParsePeer(source), limit, out, stream, device);
+  Request request = step.Recv(incoming.operation.id, std::move(incoming.operation.options));
+  return PyTransfer({.node = self.joined,
+                     .step_id = step.id(),
+                     .key = std::move(key),
+                     .peer = incoming.peer,
+                     .request = std::move(request),
+                     .borrowed = std::move(incoming.borrowed),
+                     .out = nb::borrow(out),
+                     .required_path = require.value_or(""),
+                     .timeout = limit});
+}
+
+std::vector<PyTransfer> SendMany(PyStep& self, nb::handle items, nb::handle to) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const Peer peer = ParsePeer(to);
+  std::vector<SendOperation> operations;
+  std::vector<PyTransfer> transfers;
+  std::vector<nb::object> arrays;
+  for (const nb::handle item : nb::iter(items)) {
+    const auto pair = nb::cast<nb::tuple>(item);
+    auto key = nb::cast<std::string>(pair[0]);
+    Outgoing outgoing = Prepare(self, pair[1], key, peer, nb::none());
+    operations.push_back(std::move(outgoing.operation));
+    arrays.push_back(pair[1]);
+    transfers.emplace_back(PyTransfer::Operation{.node = self.joined,
+                                                 .step_id = step.id(),
+                                                 .key = std::move(key),
+                                                 .peer = peer.rank,
+                                                 .is_send = true,
+                                                 .borrowed = std::move(outgoing.borrowed),
+                                                 .timeout = self.joined->default_timeout()});
+  }
+  std::vector<Request> requests;
+  {
+    const nb::gil_scoped_release release;
+    requests = step.SendMany(operations);
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Check(requests[i].Wait(absl::ZeroDuration()).status(),
+          self.joined->ContextOf(operations[i].id.name, peer.rank));
+    MarkSent(arrays[i]);
+  }
+  return transfers;
+}
+
+// One request for many, since Python's part of each would cost more than the transfer.
+nb::list RecvMany(PyStep& self, nb::handle keys, nb::handle source, nb::handle timeout,
+                  nb::handle outs, nb::handle device, std::optional<std::string> require) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+  const Peer peer = ParsePeer(source);
+  std::vector<RecvOperation> operations;
+  std::vector<nb::object> arrays;
+  if (!outs.is_none()) {
+    for (const nb::handle out : nb::iter(outs)) arrays.push_back(nb::borrow(out));
+  }
+  for (const nb::handle key : nb::iter(keys)) {
+    const size_t i = operations.size();
+    if (!outs.is_none() && i >= arrays.size())
+      RaiseValueError("there are fewer arrays in out= than keys");
+    const nb::object out = outs.is_none() ? nb::object(nb::none()) : arrays[i];
+    operations.push_back(
+        PrepareReceive(self, nb::cast<std::string>(key), peer, limit, out, nb::none(), device)
+            .operation);
+  }
+  std::vector<Request> requests;
+  {
+    const nb::gil_scoped_release release;
+    requests = step.RecvMany(operations);
+  }
+  node = nullptr;
+  const absl::Time deadline = absl::Now() + limit + kGrace;
+  nb::list results;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (!AwaitRequest(requests[i], *self.joined, deadline - absl::Now())) {
+      requests[i].Cancel(absl::DeadlineExceededError("the receive has not ended at its deadline"));
+    }
+    results.append(PyTransfer::Result(
+        requests[i].Wait(kGrace), requests[i], *self.joined, operations[i].id.name, peer.rank,
+        outs.is_none() ? nb::handle(Py_None) : nb::handle(arrays[i]), require.value_or(""), limit));
+  }
+  return results;
+}
+
+void Flush(PyStep& self, nb::handle timeout) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+  absl::Status status;
+  WaitInSlices(limit, [&](absl::Duration slice) {
+    status = step.Flush(slice);
+    return !absl::IsDeadlineExceeded(status);
+  });
+  DeferredReleases::Get().Run();
+  Check(status, {.waited = limit});
+}
+
+void Close(PyStep& self, nb::handle timeout) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+  absl::Status status;
+  try {
+    WaitInSlices(limit, [&](absl::Duration slice) {
+      status = step.Flush(slice);
+      return !absl::IsDeadlineExceeded(status);
+    });
+  } catch (nb::python_error&) {
+    step.Abort(absl::CancelledError("interrupted while the step was closed"));
+    throw;
+  }
+  absl::Status closed;
+  {
+    const nb::gil_scoped_release release;
+    closed = step.Close(absl::ZeroDuration());
+  }
+  DeferredReleases::Get().Run();
+  if (status.ok()) status = closed;
+  Check(status, {.waited = limit});
+}
+
+}  // namespace
+
+void DefineStep(nb::module_& core) {
+  nb::class_<PyStep>(core, "Step")
+      .def(
+          "__init__",
+          [](PyStep* self, nb::handle node, int64_t step_id) {
+            std::shared_ptr<JoinedNode> joined = JoinedNodeOf(node);
+            Step step = ValueOf(joined->Use()->OpenStep(step_id));
+            new (self) PyStep{std::move(joined), std::move(step)};
+          },
+          "node"_a, "step_id"_a, nb::sig("def __init__(self, node: Node, step_id: int) -> None"))
+      .def_prop_ro(
+          "id", [](const PyStep& self) { return self.step.id(); }, "The step's number.")
+      .def(
+          "send",
+          [](PyStep& self, nb::handle array, std::string key, nb::handle to, nb::handle timeout,
+             nb::handle stream) {
+            const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+            Start(self, array, std::move(key), to, stream).Wait(limit);
+          },
+          "array"_a, "key"_a, "to"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
+          "stream"_a = nb::none(),
+          nb::sig(
+              "def send(self, array: typing.Any, key: str, to: int | tuple[int, typing.Any], *, "
+              "timeout: float | datetime.timedelta = ..., stream: typing.Any = None) -> None"),
+          R"(Sends an array to rank `to`, which receives it by the same key in the same step.
+
+Returns when the array may be changed again: at once for ferry.Tensors, which must not be written any more,
+for bytes, and for arrays in host memory of up to 64 KiB; for others when the receiver has them, so that two
+nodes that send to each other first, and then receive, may wait for each other: use isend there.
+
+array: anything with __dlpack__ or the buffer protocol, in host memory or that of a GPU. Arrays that are not
+    contiguous are copied.
+to: a rank, or a pair of a rank and the device there ((1, "cuda:0")); by default the one that has the name of
+    the array's own.
+stream: the CUDA stream that writes the array (default: its package's current stream). No thread waits for it.
+
+Raises FerryTimeoutError if the receiver has not got it in time; PeerDiedError; StepClosedError.)")
+      .def(
+          "isend",
+          [](PyStep& self, nb::handle array, std::string key, nb::handle to, nb::handle stream) {
+            return Start(self, array, std::move(key), to, stream);
+          },
+          "array"_a, "key"_a, "to"_a, nb::kw_only(), "stream"_a = nb::none(),
+          nb::sig(
+              "def isend(self, array: typing.Any, key: str, to: int | tuple[int, typing.Any], *, "
+              "stream: typing.Any = None) -> Transfer"),
+          "As send, but returns at once. Do not change the array before the transfer is done.")
+      .def("recv", Recv, "key"_a, "source"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
+           "out"_a = nb::none(), "like"_a = nb::none(), "stream"_a = nb::none(),
+           "device"_a = nb::none(), "require"_a = nb::none(),
+           nb::sig("def recv(self, key: str, source: int | tuple[int, typing.Any], *, "
+                   "timeout: float | datetime.timedelta = ..., out: typing.Any = None, like: "
+                   "typing.Any = None, "
+                   "stream: typing.Any = None, device: typing.Any = None, require: str | None = "
+                   "None) -> typing.Any"),
+           R"(Receives the array that rank `source` sends by the same key in the same step.
+
+Returns a ferry.Tensor, which may be a view of the sender's memory; or `out`, filled; or what `like` says.
+
+source: a rank, or a pair of a rank and the array's device there; by default the one that has the name of
+    `device`.
+out: an array to receive into, of the same type and size.
+like: "numpy", "torch", "jax", or one of these modules: the type of array to return.
+stream: the CUDA stream that reads the array: it is then ordered behind the transfer, for which no thread waits.
+device: where to receive it, if there is no out=; default: host memory.
+require: the path by which it must have come, such as "shm"; see Transfer.path.
+
+Raises FerryTimeoutError, whose `phase` says how far the transfer has got; PeerDiedError, whose `rank` and
+`host` are the sender's; StepClosedError; ValueError if `out` is of another type or size.)")
+      .def("irecv", Irecv, "key"_a, "source"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
+           "out"_a = nb::none(), "stream"_a = nb::none(), "device"_a = nb::none(),
+           "require"_a = nb::none(),
+           nb::sig("def irecv(self, key: str, source: int | tuple[int, typing.Any], *, "
+                   "timeout: float | datetime.timedelta = ..., out: typing.Any = None, "
+                   "stream: typing.Any = None, device: typing.Any = None, require: str | None = "
+                   "None) -> Transfer"),
+           "As recv, but returns at once. The receive fails `timeout` seconds from now, whoever "
+           "waits for it.")
+      .def("_send_many", SendMany, "items"_a, "to"_a)
+      .def("_recv_many", RecvMany, "keys"_a, "source"_a, nb::kw_only(),
+           "timeout"_a = Timeout::Default(), "outs"_a = nb::none(), "device"_a = nb::none(),
+           "require"_a = nb::none())
+      .def("flush", Flush, nb::kw_only(), "timeout"_a = Timeout::Default(),
+           nb::sig("def flush(self, *, timeout: float | datetime.timedelta = ...) -> None"),
+           R"(Blocks until everything that this node has sent in the step so far has been received.
+
+Raises FerryTimeoutError naming what was not; PeerDiedError if a receiver has died.)")
+      .def(
+          "close", Close, nb::kw_only(), "timeout"_a = Timeout::Default(),
+          nb::sig("def close(self, *, timeout: float | datetime.timedelta = ...) -> None"),
+          R"(Flushes, and closes the step on this node, in any case. Pending receives end with StepClosedError.
+
+A node cannot open the number again. Raises as flush.)")
+      .def(
+          "abort",
+          [](PyStep& self, const std::string& reason) {
+            std::shared_ptr<Node> node;
+            Step& step = self.Use(node);
+            {
+              const nb::gil_scoped_release release;
+              step.Abort(absl::CancelledError(reason));
+            }
+            DeferredReleases::Get().Run();
+          },
+          "reason"_a = "aborted by the program",
+          "Closes the step on this node at once: its pending operations fail with the reason.");
+}
+
+}  // namespace ferry::python

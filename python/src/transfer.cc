@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// A receive is done when its request is; a send when it uses the program's memory no more.
+#include "python/src/transfer.h"
+
+#include <utility>
+
+#include <ferry/error_details.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "absl/strings/str_cat.h"
+#include "python/src/deferred_release.h"
+#include "python/src/errors.h"
+#include "python/src/tensor.h"
+#include "python/src/waits.h"
+
+namespace ferry::python {
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace {
+
+// Whether tensors of that path are the receiver's own. The others may be views of a peer's memory.
+bool IsOwnCopy(absl::string_view path) {
+  return path == "eager" || path == "inline" || path == "tcp" || path == "grpc" || path == "nccl";
+}
+
+}  // namespace
+
+bool AwaitRequest(Request& request, const JoinedNode& node, absl::Duration timeout) {
+  if (request.done()) return true;
+  bool is_closed = false;
+  const bool is_done = WaitInSlices(timeout, [&](absl::Duration slice) {
+    (void)request.Wait(slice);
+    if (request.done()) return true;
+    const nb::gil_scoped_acquire acquire;
+    is_closed = node.is_closed();
+    return is_closed;
+  });
+  if (is_closed && !request.done()) Raise(node.ClosedError());
+  return is_done;
+}
+
+bool AwaitBorrowed(BorrowedMemory& borrowed, const JoinedNode& node, absl::Duration timeout) {
+  if (borrowed.is_released()) return true;
+  bool is_closed = false;
+  const bool is_done = WaitInSlices(timeout, [&](absl::Duration slice) {
+    if (borrowed.AwaitRelease(slice)) return true;
+    const nb::gil_scoped_acquire acquire;
+    is_closed = node.is_closed();
+    return is_closed;
+  });
+  // The node's end releases what it has borrowed, but views of its receivers may live on.
+  if (is_closed && !borrowed.is_released()) Raise(node.ClosedError());
+  return is_done;
+}
+
+ErrorContext PyTransfer::context() const {
+  return operation_.node->ContextOf(operation_.key, operation_.peer);
+}
+
+bool PyTransfer::is_done() const {
+  if (!operation_.is_send) return operation_.request.done();
+  return operation_.borrowed == nullptr || operation_.borrowed->is_released();
+}
+
+bool PyTransfer::is_buffer_released() const {
+  if (operation_.is_send) return is_done();
+  return operation_.borrowed == nullptr || operation_.request.done();
+}
+
+nb::object PyTransfer::Wait(absl::Duration timeout) {
+  const auto what = [&] {
+    return absl::StrCat("\"", operation_.key, "\" in step ", operation_.step_id);
+  };
+  if (operation_.is_send) {
+    if (operation_.borrowed != nullptr &&
+        !AwaitBorrowed(*operation_.borrowed, *operation_.node, timeout)) {
+      ErrorContext error = context();
+      error.waited = timeout;
+      Raise(absl::DeadlineExceededError(absl::StrCat("rank ", operation_.peer, " has not received ",
+                                                     what(), " within ",
+                                                     absl::FormatDuration(timeout),
+                                                     "; its memory must not be changed yet "
+                                                     "(Transfer.buffer_released)")),
+            error);
+    }
+    return nb::none();
+  }
+  if (!AwaitRequest(operation_.request, *operation_.node, timeout)) {
+    ErrorContext error = context();
+    error.waited = timeout;
+    const absl::Status status = operation_.request.Wait(absl::ZeroDuration()).status();
+    if (!operation_.request.done()) {
+      const std::string phase = TransferPhase(status);
+      absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+          "waited ", absl::FormatDuration(timeout), " for ", what(), " from rank ", operation_.peer,
+          ": ", phase, "; the receive goes on: wait again, or cancel it"));
+      status.ForEachPayload([&late](absl::string_view url, const absl::Cord& payload) {
+        late.SetPayload(url, payload);
+      });
+      Raise(late, error);
+    }
+  }
+  return Result(operation_.request.Wait(absl::ZeroDuration()), operation_.request, *operation_.node,
+                operation_.key, operation_.peer, operation_.out, operation_.required_path,
+                operation_.timeout);
+}
+
+nb::object PyTransfer::Result(absl::StatusOr<Tensor> tensor, const Request& request,
+                              const JoinedNode& node, const std::string& key, int peer,
+                              nb::handle out, const std::string& required_path,
+                              absl::Duration timeout) {
+  if (!tensor.ok()) {
+    ErrorContext error = node.ContextOf(key, peer);
+    if (absl::IsDeadlineExceeded(tensor.status())) error.waited = timeout;
+    Raise(tensor.status(), error);
+  }
+  if (!required_path.empty()) {
+    if (const std::string path = request.path(); path != required_path) {
+      Raise(absl::FailedPreconditionError(absl::StrCat(
+                "\"", key, "\" came by ", path, ", and require= is ", required_path,
+                ": join with transport=\"", required_path, "\" to allow no other path")),
+            node.ContextOf(key, peer));
+    }
+  }
+  if (!out.is_none()) return nb::borrow(out);
+  const bool is_writable = IsOwnCopy(request.path());
+  return nb::cast(PyTensor(*std::move(tensor), is_writable));
+}
+
+void PyTransfer::Cancel() {
+  if (!operation_.is_send) operation_.request.Cancel();
+}
+
+void PyTransfer::Notify(std::shared_ptr<CompletionQueue> queue, uint64_t ticket) {
+  auto notify = [queue = std::move(queue), ticket] { queue->Add(ticket); };
+  if (!operation_.is_send) return operation_.request.Notify(std::move(notify));
+  if (operation_.borrowed == nullptr) return notify();
+  operation_.borrowed->NotifyRelease(std::move(notify));
+}
+
+void DefineTransfer(nb::module_& core) {
+  nb::class_<PyTransfer>(core, "Transfer",
+                         R"(One send or receive, made by Step.isend and Step.irecv.
+
+Wait for it by wait(), or by await in a coroutine. Dropping the last reference cancels a receive that is
+not done.)")
+      .def(
+          "wait",
+          [](PyTransfer& self, nb::handle timeout) {
+            return self.Wait(Timeout::Parse(timeout, self.operation().node->default_timeout()));
+          },
+          "timeout"_a = Timeout::Default(),
+          nb::sig("def wait(self, timeout: float | datetime.timedelta = ...) -> typing.Any"),
+          R"(Blocks until it is done, for `timeout` seconds at most (default: the job's timeout).
+
+A receive is done when its elements are complete; returns the ferry.Tensor, or the array given as out=.
+A send is done when the array's memory may be changed or freed; returns None. That is no proof of its
+arrival: Step.flush is.
+
+Raises what the operation fails with, or FerryTimeoutError, which does not end the operation.)")
+      .def("done", &PyTransfer::is_done, "Whether wait() would return at once. Never blocks.")
+      .def("cancel", &PyTransfer::Cancel,
+           "Ends a receive that is not done: waits for it raise TransferCancelledError. Has no "
+           "effect on a send, "
+           "which ends with its step.")
+      .def_prop_ro(
+          "path",
+          [](const PyTransfer& self) -> nb::object {
+            const std::string path = self.path();
+            return path.empty() ? nb::object(nb::none()) : nb::cast(path);
+          },
+          nb::sig("def path(self) -> str | None"),
+          "The path by which a received tensor came: \"shm\", \"tcp\", \"cuda_ipc\", \"nccl\", "
+          "\"local\" (this process); for "
+          "small ones \"eager\" or \"inline\". None for sends, and until it is done.")
+      .def_prop_ro("buffer_released", &PyTransfer::is_buffer_released,
+                   "Whether the memory of the array that was given (the one sent, or out=) is used "
+                   "no more, so that it may be "
+                   "changed or freed. Also meaningful after errors and timeouts.")
+      .def_prop_ro("key",
+                   [](const PyTransfer& self) { return nb::str(self.operation().key.c_str()); })
+      .def_prop_ro(
+          "peer", [](const PyTransfer& self) { return self.operation().peer; },
+          "The rank of the other side.")
+      .def("_notify", &PyTransfer::Notify, "queue"_a, "ticket"_a)
+      .def(
+          "__await__",
+          [](nb::handle self) {
+            return nb::module_::import_("ferry._async").attr("await_transfer")(self);
+          },
+          nb::sig("def __await__(self) -> typing.Generator[typing.Any, None, typing.Any]"))
+      .def("__repr__", [](const PyTransfer& self) {
+        const PyTransfer::Operation& operation = self.operation();
+        return absl::StrCat("<ferry.Transfer ", operation.is_send ? "send" : "receive", " of \"",
+                            operation.key, operation.is_send ? "\" to rank " : "\" from rank ",
+                            operation.peer, self.is_done() ? ", done>" : ", pending>");
+      });
+}
+
+}  // namespace ferry::python
