@@ -10,6 +10,7 @@
 
 #include "api/api_access.h"
 #include "api/callback_gate.h"
+#include "api/public_terms.h"
 #include "base/status_macros.h"
 #include "coord/client/agent.h"
 
@@ -148,7 +149,7 @@ absl::StatusOr<KeyWatch> CoordinatorClient::Watch(absl::string_view prefix,
 
 absl::Status CoordinatorClient::Barrier(absl::string_view id, absl::Duration timeout,
                                         std::vector<int> ranks) {
-  return impl_->agent().Barrier(id, timeout, std::move(ranks));
+  return InPublicTerms(impl_->agent().Barrier(id, timeout, std::move(ranks)));
 }
 
 absl::Status CoordinatorClient::CancelBarrier(absl::string_view id) {
@@ -157,9 +158,10 @@ absl::Status CoordinatorClient::CancelBarrier(absl::string_view id) {
 
 absl::StatusOr<std::vector<int>> CoordinatorClient::LiveNodes(std::vector<int> ranks,
                                                               absl::Duration timeout) {
-  FERRY_ASSIGN_OR_RETURN(const auto alive, impl_->agent().AliveNodes(std::move(ranks), timeout));
+  const auto alive = impl_->agent().AliveNodes(std::move(ranks), timeout);
+  if (!alive.ok()) return InPublicTerms(alive.status());
   std::vector<int> result;
-  for (const auto& [rank, incarnation] : alive) result.push_back(rank);
+  for (const auto& [rank, incarnation] : *alive) result.push_back(rank);
   return result;
 }
 
@@ -171,7 +173,7 @@ absl::StatusOr<std::vector<NodeStatus>> CoordinatorClient::Nodes() {
     node.rank = task.node_id;
     node.state = StateOf(task);
     node.host_name = task.facts.host_name;
-    node.error = task.error;
+    node.error = InPublicTerms(task.error);
     node.heartbeat_age = task.heartbeat_age;
     nodes.push_back(std::move(node));
   }
@@ -180,7 +182,7 @@ absl::StatusOr<std::vector<NodeStatus>> CoordinatorClient::Nodes() {
 
 absl::Status CoordinatorClient::JobStatus() {
   FERRY_ASSIGN_OR_RETURN(const coord::JobStatus job, impl_->agent().Status());
-  return job.error;
+  return InPublicTerms(job.error);
 }
 
 std::unique_ptr<CoordinatorClient> ApiAccess::Wrap(coord::Agent& agent) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "api/api_access.h"
+#include "api/public_terms.h"
 #include "api/step_impl.h"
 
 namespace ferry::v0 {
@@ -60,8 +61,8 @@ std::vector<Request> Step::RecvMany(absl::Span<const RecvOperation> operations) 
 }
 
 absl::Status Step::Flush(absl::Duration timeout) {
-  if (!RequestImpl::IsInCallback()) return impl_->inner().Flush(timeout);
-  return WithoutWaiting(impl_->inner().Flush(absl::ZeroDuration()));
+  if (!RequestImpl::IsInCallback()) return InPublicTerms(impl_->inner().Flush(timeout));
+  return WithoutWaiting(InPublicTerms(impl_->inner().Flush(absl::ZeroDuration())));
 }
 
 absl::Status Step::Close(absl::Duration timeout) {

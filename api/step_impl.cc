@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 
 #include "api/api_access.h"
+#include "api/public_terms.h"
 #include "api/transfer_error.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
@@ -23,6 +24,17 @@
 
 namespace ferry::v0 {
 namespace {
+
+// How far a receive has got, of the rendezvous's text, which names it too.
+std::string PhaseOf(absl::string_view text, const TensorId& id) {
+  const std::string plain = InPublicTerms(text);
+  for (const std::string& before : {absl::StrCat(ToString(id), ": "), std::string(" in time: ")}) {
+    if (const size_t found = plain.find(before); found != std::string::npos) {
+      return plain.substr(found + before.size());
+    }
+  }
+  return plain;
+}
 
 // INVALID_ARGUMENT unless the job's node `rank`, if there is one, has `device`.
 absl::Status CheckDevice(const ferry::GlobalTopology& topology, int rank, const Device& device) {
@@ -130,8 +142,8 @@ void Step::Impl::EndLookups() {
 }
 
 absl::Status Step::Impl::ExplainStatus(const absl::Status& status, int source) const {
-  if (!IsDerived(status) && !absl::IsAborted(status)) return status;
-  const absl::Status plain = WithoutDerivedMark(status);
+  if (status.ok()) return status;
+  const absl::Status plain = InPublicTerms(WithoutDerivedMark(status));
   if (!absl::IsAborted(plain)) return plain;
   absl::string_view text = plain.message();
   if (text == "Shutdown") return absl::CancelledError("the node was destroyed");
@@ -232,7 +244,8 @@ void Step::Impl::Finish(absl::Status status, Received received,
                         const RequestImpl::Transfer& transfer) {
   const RecvOptions& options = transfer.options;
   if (absl::IsDeadlineExceeded(status)) {
-    status = TransferTimeout(ShortDuration(options.timeout), request->what(), status.message());
+    status = TransferTimeout(ShortDuration(options.timeout), request->what(),
+                             PhaseOf(status.message(), request->id()));
   }
   if (!status.ok()) return request->Complete(ExplainStatus(status, request->id().source));
   if (received.is_dead) {

@@ -164,8 +164,8 @@ void DefineNode(nb::module_& core) {
                                    transfers)};
           },
           "address"_a = nb::none(), nb::kw_only(), "rank"_a = nb::none(),
-          "world_size"_a = nb::none(), "timeout"_a = Timeout::Default(),
-          "connect_timeout"_a = Timeout::Default(), "transport"_a = "", "listen"_a = ":0",
+          "world_size"_a = nb::none(), "timeout"_a.none() = Timeout::Default(),
+          "connect_timeout"_a.none() = Timeout::Default(), "transport"_a = "", "listen"_a = ":0",
           "advertise"_a = "", "recoverable"_a = false, "checksums"_a = false, "use_gpus"_a = true,
           "eager"_a = true, "job_token"_a = "", "transfers"_a = true,
           nb::sig("def __init__(self, address: str | None = None, *, rank: int | None = None, "
@@ -204,7 +204,8 @@ void DefineNode(nb::module_& core) {
                       [node, name] { (void)node->coordinator().CancelBarrier(name); }),
                   context);
           },
-          "name"_a, nb::kw_only(), "timeout"_a = Timeout::Default(), "ranks"_a = std::vector<int>(),
+          "name"_a, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
+          "ranks"_a = std::vector<int>(),
           nb::sig("def barrier(self, name: str, *, timeout: float | datetime.timedelta = ..., "
                   "ranks: collections.abc.Sequence[int] = ...) -> None"),
           R"(Blocks until every node, or every one of `ranks`, has called this with the same name.
@@ -224,7 +225,7 @@ A name can be used again. Raises BarrierTimeout, whose `missing` are the ranks t
                     [node, ranks, limit] { return node->coordinator().LiveNodes(*ranks, limit); }),
                 {.waited = limit});
           },
-          "ranks"_a = nb::none(), nb::kw_only(), "timeout"_a = Timeout::Default(),
+          "ranks"_a = nb::none(), nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           nb::sig("def live_ranks(self, ranks: collections.abc.Sequence[int] | None = None, *, "
                   "timeout: float | datetime.timedelta = ...) -> list[int]"),
           R"(The ranks of `ranks` (default: all) that are alive, the same on each of them.

@@ -257,6 +257,16 @@ nb::list RecvMany(PyStep& self, nb::handle keys, nb::handle source, nb::handle t
   return results;
 }
 
+// Of slices, of which only the last one's length is in the text.
+absl::Status WithWholeWait(const absl::Status& status, absl::Duration waited) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  const absl::string_view text = status.message();
+  const size_t rest = text.find(" to flush step");
+  if (rest == absl::string_view::npos) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat("waited ", absl::FormatDuration(waited), text.substr(rest)));
+}
+
 void Flush(PyStep& self, nb::handle timeout) {
   std::shared_ptr<Node> node;
   Step& step = self.Use(node);
@@ -267,7 +277,7 @@ void Flush(PyStep& self, nb::handle timeout) {
     return !absl::IsDeadlineExceeded(status);
   });
   DeferredReleases::Get().Run();
-  Check(status, {.waited = limit});
+  Check(WithWholeWait(status, limit), {.waited = limit});
 }
 
 void Close(PyStep& self, nb::handle timeout) {
@@ -291,7 +301,7 @@ void Close(PyStep& self, nb::handle timeout) {
   }
   DeferredReleases::Get().Run();
   if (status.ok()) status = closed;
-  Check(status, {.waited = limit});
+  Check(WithWholeWait(status, limit), {.waited = limit});
 }
 
 }  // namespace
@@ -315,7 +325,7 @@ void DefineStep(nb::module_& core) {
             const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
             Start(self, array, std::move(key), to, stream).Wait(limit);
           },
-          "array"_a, "key"_a, "to"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
+          "array"_a, "key"_a, "to"_a, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           "stream"_a = nb::none(),
           nb::sig(
               "def send(self, array: typing.Any, key: str, to: int | tuple[int, typing.Any], *, "
@@ -343,9 +353,9 @@ Raises FerryTimeoutError if the receiver has not got it in time; PeerDiedError; 
               "def isend(self, array: typing.Any, key: str, to: int | tuple[int, typing.Any], *, "
               "stream: typing.Any = None) -> Transfer"),
           "As send, but returns at once. Do not change the array before the transfer is done.")
-      .def("recv", Recv, "key"_a, "source"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
-           "out"_a = nb::none(), "like"_a = nb::none(), "stream"_a = nb::none(),
-           "device"_a = nb::none(), "require"_a = nb::none(),
+      .def("recv", Recv, "key"_a, "source"_a, nb::kw_only(),
+           "timeout"_a.none() = Timeout::Default(), "out"_a = nb::none(), "like"_a = nb::none(),
+           "stream"_a = nb::none(), "device"_a = nb::none(), "require"_a = nb::none(),
            nb::sig("def recv(self, key: str, source: int | tuple[int, typing.Any], *, "
                    "timeout: float | datetime.timedelta = ..., out: typing.Any = None, like: "
                    "typing.Any = None, "
@@ -365,9 +375,9 @@ require: the path by which it must have come, such as "shm"; see Transfer.path.
 
 Raises FerryTimeoutError, whose `phase` says how far the transfer has got; PeerDiedError, whose `rank` and
 `host` are the sender's; StepClosedError; ValueError if `out` is of another type or size.)")
-      .def("irecv", Irecv, "key"_a, "source"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
-           "out"_a = nb::none(), "stream"_a = nb::none(), "device"_a = nb::none(),
-           "require"_a = nb::none(),
+      .def("irecv", Irecv, "key"_a, "source"_a, nb::kw_only(),
+           "timeout"_a.none() = Timeout::Default(), "out"_a = nb::none(), "stream"_a = nb::none(),
+           "device"_a = nb::none(), "require"_a = nb::none(),
            nb::sig("def irecv(self, key: str, source: int | tuple[int, typing.Any], *, "
                    "timeout: float | datetime.timedelta = ..., out: typing.Any = None, "
                    "stream: typing.Any = None, device: typing.Any = None, require: str | None = "
@@ -376,15 +386,15 @@ Raises FerryTimeoutError, whose `phase` says how far the transfer has got; PeerD
            "waits for it.")
       .def("_send_many", SendMany, "items"_a, "to"_a)
       .def("_recv_many", RecvMany, "keys"_a, "source"_a, nb::kw_only(),
-           "timeout"_a = Timeout::Default(), "outs"_a = nb::none(), "device"_a = nb::none(),
+           "timeout"_a.none() = Timeout::Default(), "outs"_a = nb::none(), "device"_a = nb::none(),
            "require"_a = nb::none())
-      .def("flush", Flush, nb::kw_only(), "timeout"_a = Timeout::Default(),
+      .def("flush", Flush, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
            nb::sig("def flush(self, *, timeout: float | datetime.timedelta = ...) -> None"),
            R"(Blocks until everything that this node has sent in the step so far has been received.
 
 Raises FerryTimeoutError naming what was not; PeerDiedError if a receiver has died.)")
       .def(
-          "close", Close, nb::kw_only(), "timeout"_a = Timeout::Default(),
+          "close", Close, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           nb::sig("def close(self, *, timeout: float | datetime.timedelta = ...) -> None"),
           R"(Flushes, and closes the step on this node, in any case. Pending receives end with StepClosedError.
 

@@ -134,7 +134,7 @@ void DefineStore(nb::module_& core) {
                             [node, name, limit] { return node->coordinator().Get(name, limit); }),
                         {.key = name, .waited = limit}));
           },
-          "key"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
+          "key"_a, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           nb::sig("def get(self, key: str | bytes, *, timeout: float | datetime.timedelta = ...) "
                   "-> bytes"),
           "The key's value. Waits until it exists; store[key] does not.\n\nRaises "
@@ -154,7 +154,7 @@ void DefineStore(nb::module_& core) {
             for (const std::string& value : values) result.append(ToBytes(value));
             return result;
           },
-          "keys"_a, nb::kw_only(), "timeout"_a = Timeout::Default(),
+          "keys"_a, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           nb::sig("def get_many(self, keys: collections.abc.Iterable[str | bytes], *, "
                   "timeout: float | datetime.timedelta = ...) -> list[bytes]"),
           "The values of all keys, in one round trip. Waits until all exist.")
@@ -284,7 +284,7 @@ void DefineStore(nb::module_& core) {
                                                            absl::FormatDuration(limit))),
                   {.key = self.prefix, .waited = limit});
           },
-          nb::kw_only(), "timeout"_a = Timeout::Default(),
+          nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           nb::sig("def next(self, *, timeout: float | datetime.timedelta = ...) -> tuple[str, "
                   "bytes | None, int]"),
           R"(The next change, in order: the key, its value or None if it was deleted, and its revision, which grows with every

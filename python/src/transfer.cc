@@ -151,7 +151,7 @@ not done.)")
           [](PyTransfer& self, nb::handle timeout) {
             return self.Wait(Timeout::Parse(timeout, self.operation().node->default_timeout()));
           },
-          "timeout"_a = Timeout::Default(),
+          "timeout"_a.none() = Timeout::Default(),
           nb::sig("def wait(self, timeout: float | datetime.timedelta = ...) -> typing.Any"),
           R"(Blocks until it is done, for `timeout` seconds at most (default: the job's timeout).
 
