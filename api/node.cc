@@ -55,6 +55,7 @@ ferry::NodeOptions Convert(NodeOptions options) {
   inner.transfer.checksum = transfer.use_checksums;
   inner.transfer.token = std::move(transfer.job_token);
   if (transfer.max_host_bytes > 0) inner.transfer.arena.budget_bytes = transfer.max_host_bytes;
+  inner.transfer.spin = transfer.polling_time;
   inner.transfer.connect_timeout = transfer.connect_timeout;
   inner.transfer.flush_timeout = transfer.acknowledgement_timeout;
   return inner;

@@ -32,6 +32,8 @@ absl::StatusOr<Tensor> Request::Wait(absl::Duration timeout) {
 
 bool Request::done() const { return impl_ == nullptr || impl_->done(); }
 
+bool Request::Poll() { return impl_ == nullptr || impl_->Poll(); }
+
 void Request::Cancel(const absl::Status& reason) {
   if (impl_ != nullptr) impl_->Cancel(reason);
 }

@@ -130,6 +130,11 @@ absl::StatusOr<Tensor> Request::Impl::Wait(absl::Duration timeout) {
   return *result_;
 }
 
+bool Request::Impl::Poll() {
+  if (done() || loop_->IsOnLoop() || IsInCallback()) return done();
+  return loop_->WaitUntil([this] { return done(); }, absl::InfinitePast());
+}
+
 void Request::Impl::Cancel(const absl::Status& reason) {
   if (done()) return;
   const absl::Status why = reason.ok() ? absl::CancelledError("cancelled by the caller") : reason;

@@ -75,6 +75,7 @@ class Request::Impl final : public std::enable_shared_from_this<Request::Impl> {
   // The methods of Request.
   absl::StatusOr<Tensor> Wait(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   bool done() const { return is_done_.load(std::memory_order_acquire); }
+  bool Poll();
   void Cancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
   void OnComplete(Callback callback) ABSL_LOCKS_EXCLUDED(mu_);
   std::string path() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -22,6 +22,7 @@ macro(ferry_find_nanobind variable reason)
     else()
       # Tried once for a build folder: each try waits for an index that does not answer.
       if(NOT nanobind_DIR AND NOT FERRY_NO_NANOBIND_FETCHED)
+        message(STATUS "Python module: installing nanobind from the Python index into ${PROJECT_BINARY_DIR}/nanobind")
         execute_process(COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/get_nanobind
                                 ${PROJECT_BINARY_DIR}/nanobind
                         RESULT_VARIABLE ferry_failed OUTPUT_VARIABLE ferry_folder

@@ -370,9 +370,12 @@ bool EventLoop::FollowUntil(absl::FunctionRef<bool()> is_done, absl::Time deadli
   int looks = 0;
   while (!is_done()) {
     if (TryLead()) return LeadUntil(is_done, deadline);
+    const absl::Time now = SteadyClock().Now();
+    // However long it may poll.
+    if (now >= deadline) return is_done();
     // Another thread leads. It makes the condition true or yields; the loop's own thread yields at
     // once.
-    if (SteadyClock().Now() < give_up_spinning) {
+    if (now < give_up_spinning) {
       // The leader may have been preempted, perhaps by this thread.
       if (++looks % 16 == 0) {
         sched_yield();
@@ -389,7 +392,6 @@ bool EventLoop::FollowUntil(absl::FunctionRef<bool()> is_done, absl::Time deadli
                                                             absl::Milliseconds(100)));
     }
     parked_.fetch_sub(1, std::memory_order_relaxed);
-    if (SteadyClock().Now() >= deadline) return is_done();
   }
   return true;
 }

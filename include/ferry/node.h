@@ -81,6 +81,9 @@ struct TransferOptions {
   // Limit on the host memory, in bytes, that Node::Allocate shares with other processes. 0: 4 GiB,
   // or half of the memory that this process may use if that is less.
   size_t max_host_bytes = 0;
+  // How long a thread that waits for a transfer polls before it sleeps. Longer polling saves
+  // wake-ups of some microseconds each, and takes a core meanwhile.
+  absl::Duration polling_time = absl::Microseconds(20);
   // The limit on connecting to a peer.
   absl::Duration connect_timeout = absl::Seconds(10);
   // How long Flush and Close wait for a peer's acknowledgement after it has fetched everything.

@@ -39,6 +39,9 @@ class [[nodiscard]] Request {
 
   // Never blocks.
   bool done() const;
+  // The same, after this thread has handled what has arrived at the node, unless another one is
+  // about to: for programs that poll. Callbacks of other operations may run on this thread.
+  bool Poll();
 
   // Ends the operation with `reason`, unless it is done. Returns without waiting for the peer: a
   // tensor that the peer has matched with this receive by then is discarded. Afterwards a

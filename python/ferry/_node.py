@@ -101,6 +101,7 @@ def join(*args: typing.Any, **kwargs: typing.Any) -> Node:
     recoverable: this process may die and come back without failing the job.
     checksums: verify every tensor; on all nodes or none.
     use_gpus: whether tensors in the memory of GPUs are moved.
+    polling: for how many seconds a wait polls before it sleeps; longer polling saves wake-ups, and takes a core.
     transfers: False: only the store, barriers and the topology are used.
 
     Raises InvalidArgumentError naming what is missing; BarrierTimeout whose `missing` are the ranks that have not

@@ -63,27 +63,27 @@ class Step(_core.Step):
         return dict(zip(names, received))
 
     def send_tree(self, tree: typing.Any, key: str, to: Peer, **arguments: typing.Any) -> None:
-        """Sends nested dicts, lists, tuples and dataclass-like values of arrays: one message that describes them, and
-        one batch. Leaves are arrays, None, bool, int, float, str and bytes.
+        """Sends nested dicts (whose keys are str), lists and tuples of arrays, None, bool, int, float, str and bytes.
 
-        Raises as send; TypeError naming the path of a leaf that is neither.
+        Arrays in host memory of up to 64 KiB travel in one message with the description of the tree, the others in
+        one batch. Raises as send; TypeError naming the path of what is none of these.
         """
         wait_all(self.isend_tree(tree, key, to), **arguments)
 
     def isend_tree(self, tree: typing.Any, key: str, to: Peer) -> typing.List[_core.Transfer]:
-        """As send_tree, but returns at once."""
+        """As send_tree, but returns at once, with the transfers of the large arrays."""
         description, leaves = _tree.flatten(tree)
-        items = [(f"{key}/tree", description)]
-        items.extend((f"{key}/{index}", leaf) for index, leaf in enumerate(leaves))
-        return self._send_many(items, to)
+        return self._send_tree(description, leaves, key, to)
 
     def recv_tree(self, key: str, source: Peer, *, like: typing.Any = None, **arguments: typing.Any) -> typing.Any:
-        """Receives what send_tree sends, with ferry.Tensors, or what `like` says, in the places of arrays."""
-        description = _tree.Description(self.recv(f"{key}/tree", source, **arguments).tobytes())
-        received = self._recv_many([f"{key}/{index}" for index in range(description.leaf_count)], source, **arguments)
+        """Receives what send_tree sends, with ferry.Tensors, or what `like` says, in the places of arrays.
+
+        Small tensors are views of one message, whose memory stays in use while any of them does.
+        """
+        description, received = self._recv_tree(key, source, **arguments)
         if like is not None:
             received = [_convert(each, like) for each in received]
-        return description.build(received)
+        return _tree.build(description, received)
 
     def __enter__(self) -> "Step":
         return self

@@ -1,92 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested containers of arrays, as a description and a list of arrays.
 
-The description is JSON, version 1; nothing of it is executed when it is read.
+The description is JSON: a dict is an object, an array its index, and everything else a list that begins with its kind.
+Nothing of it is executed when it is read.
 """
 import json
 import typing
 
-_VERSION = 1
 _MAX_DEPTH = 64
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
 def flatten(tree: typing.Any) -> typing.Tuple[bytes, typing.List[typing.Any]]:
     """The description of the tree, and its arrays in order. Raises TypeError naming the path of what it cannot hold."""
     leaves: typing.List[typing.Any] = []
-    root = _describe(tree, "", leaves, 0)
-    return json.dumps({"version": _VERSION, "leaves": len(leaves), "root": root}, separators=(",", ":")).encode(), leaves
+    return _encode(_describe(tree, "", leaves, 0)).encode("utf-8", "surrogatepass"), leaves
 
 
 def _describe(value: typing.Any, path: str, leaves: typing.List[typing.Any], depth: int) -> typing.Any:
     if depth > _MAX_DEPTH:
-        raise TypeError(f"the tree is nested more than {_MAX_DEPTH} deep, at {path}")
-    if value is None or isinstance(value, (bool, str)):
-        return {"v": value}
-    if type(value) in (int, float):
-        # JSON has neither infinities nor large integers that all readers agree on.
-        return {"n": repr(value)}
-    if isinstance(value, bytes):
-        return {"b": value.hex()}
+        raise TypeError(f"the tree is nested more than {_MAX_DEPTH} deep, or contains itself, at {path}")
     if isinstance(value, dict):
-        for key in value:
+        described = {}
+        for key, each in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"the keys of a tree's dicts are str; {path or 'the root'} has {key!r}")
-        return {"d": [[key, _describe(each, f"{path}/{key}", leaves, depth + 1)] for key, each in value.items()]}
+            described[key] = _describe(each, f"{path}/{key}", leaves, depth + 1)
+        return described
     if isinstance(value, (list, tuple)):
-        kind = "l" if isinstance(value, list) else "t"
-        return {kind: [_describe(each, f"{path}/{index}", leaves, depth + 1) for index, each in enumerate(value)]}
-    if not (hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__") or _has_buffer(value)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return [kind, *(_describe(each, f"{path}/{index}", leaves, depth + 1) for index, each in enumerate(value))]
+    if value is None or isinstance(value, (bool, str)):
+        return ["plain", value]
+    if isinstance(value, (int, float)) and type(value) in (int, float):
+        # JSON has neither infinities nor large integers on which all readers agree.
+        return [type(value).__name__, repr(value)]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if not _is_array(value):
         raise TypeError(f"{path or 'the root'} of the tree is a {type(value).__name__}, which is neither a container, "
                         "nor an array, nor a plain value")
     leaves.append(value)
-    return {"a": len(leaves) - 1}
+    return len(leaves) - 1
 
 
-def _has_buffer(value: typing.Any) -> bool:
+def _is_array(value: typing.Any) -> bool:
+    if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
+        return True
     try:
         memoryview(value).release()
     except TypeError:
         return False
     except (BufferError, ValueError):
-        # Arrays of types that have no format.
+        # Of a type that has no format.
         return True
     return True
 
 
-class Description:
-    """A description that was received. Raises ValueError for one that is malformed."""
-
-    def __init__(self, text: bytes) -> None:
-        try:
-            read = json.loads(text)
-            version = read["version"]
-            self.leaf_count = int(read["leaves"])
-            self._root = read["root"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError("the description of the tree is malformed: was it sent by send_tree?") from error
-        if version != _VERSION:
-            raise ValueError(f"the description of the tree has version {version}; this Ferry reads {_VERSION}")
-
-    def build(self, leaves: typing.Sequence[typing.Any]) -> typing.Any:
-        """The tree with these arrays."""
-        return _build(self._root, leaves, 0)
+def build(description: bytes, leaves: typing.Sequence[typing.Any]) -> typing.Any:
+    """The tree with these arrays. Raises ValueError for a description that is malformed."""
+    try:
+        return _build(json.loads(description.decode("utf-8", "surrogatepass")), leaves, 0)
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(f"the description of the tree is malformed: {error}") from error
 
 
 def _build(node: typing.Any, leaves: typing.Sequence[typing.Any], depth: int) -> typing.Any:
-    if depth > _MAX_DEPTH or not isinstance(node, dict) or len(node) != 1:
-        raise ValueError("the description of the tree is malformed")
-    (kind, value), = node.items()
-    if kind == "v":
+    if type(node) is int and node >= 0:
+        return leaves[node]
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    if isinstance(node, dict):
+        return {key: _build(each, leaves, depth + 1) for key, each in node.items()}
+    if not isinstance(node, list) or not node:
+        raise ValueError(f"{node!r} is no node")
+    kind, *values = node
+    if kind in ("list", "tuple"):
+        built = [_build(each, leaves, depth + 1) for each in values]
+        return built if kind == "list" else tuple(built)
+    value, = values
+    if kind == "plain" and (value is None or isinstance(value, (bool, str))):
         return value
-    if kind == "n":
-        return float(value) if any(letter in value for letter in ".einf") else int(value)
-    if kind == "b":
+    if kind == "int":
+        return int(value)
+    if kind == "float":
+        return float(value)
+    if kind == "bytes":
         return bytes.fromhex(value)
-    if kind == "d":
-        return {key: _build(each, leaves, depth + 1) for key, each in value}
-    if kind in ("l", "t"):
-        built = [_build(each, leaves, depth + 1) for each in value]
-        return built if kind == "l" else tuple(built)
-    if kind == "a":
-        return leaves[value]
-    raise ValueError(f"the description of the tree has a node of the unknown kind {kind!r}")
+    raise ValueError(f"there is no kind {kind!r}")

@@ -11,6 +11,7 @@
 #include <nanobind/stl/string.h>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -152,8 +153,15 @@ Tensor WrapOrRaise(absl::StatusOr<Tensor> tensor, nb::handle array) {
       absl::StrCat("cannot take a ", TypeName(array), ": ", tensor.status().message()));
 }
 
+// A copy of that many elements in host memory.
+Tensor CopyOf(DataType type, absl::Span<const int64_t> shape, const void* data) {
+  Tensor copy = ValueOf(Tensor::Allocate(type, shape));
+  if (copy.size_bytes() > 0) std::memcpy(copy.mutable_data(), data, copy.size_bytes());
+  return copy;
+}
+
 // Nullopt, with no error set: its elements are not contiguous, or of a type without a format.
-std::optional<ImportedArray> TryImportBuffer(nb::handle array, ArrayUse use,
+std::optional<ImportedArray> TryImportBuffer(nb::handle array, ArrayUse use, size_t copied_bytes,
                                              std::optional<DataType> type = std::nullopt) {
   auto view = std::make_unique<Py_buffer>();
   const int flags =
@@ -175,9 +183,13 @@ std::optional<ImportedArray> TryImportBuffer(nb::handle array, ArrayUse use,
     if (!type.has_value()) return std::nullopt;
   }
   ImportedArray result;
-  result.borrowed = std::make_shared<BorrowedMemory>();
   result.is_immutable = PyBytes_CheckExact(array.ptr());
-  std::vector<int64_t> shape(view->shape, view->shape + (view->shape == nullptr ? 0 : view->ndim));
+  const absl::InlinedVector<int64_t, 6> shape(
+      view->shape, view->shape + (view->shape == nullptr ? 0 : view->ndim));
+  if (use == ArrayUse::kRead && static_cast<size_t>(view->len) <= copied_bytes) {
+    return ImportedArray{.tensor = CopyOf(*type, shape, view->buf), .is_immutable = true};
+  }
+  result.borrowed = std::make_shared<BorrowedMemory>();
   void* const data = view->buf;
   absl::StatusOr<Tensor> tensor =
       Tensor::Wrap(*type, shape, data,
@@ -194,8 +206,8 @@ std::optional<ImportedArray> TryImportBuffer(nb::handle array, ArrayUse use,
   return result;
 }
 
-ImportedArray ImportBuffer(nb::handle array, ArrayUse use) {
-  std::optional<ImportedArray> result = TryImportBuffer(array, use);
+ImportedArray ImportBuffer(nb::handle array, ArrayUse use, size_t copied_bytes) {
+  std::optional<ImportedArray> result = TryImportBuffer(array, use, copied_bytes);
   if (result.has_value()) return *std::move(result);
   RaiseBufferError(absl::StrCat(
       "cannot take a ", TypeName(array), ": its buffer must be contiguous",
@@ -203,12 +215,12 @@ ImportedArray ImportBuffer(nb::handle array, ArrayUse use) {
 }
 
 // Arrays of the types of ml_dtypes have no format, and others are made contiguous.
-ImportedArray ImportNumpy(nb::handle array, ArrayUse use) {
-  std::optional<ImportedArray> result = TryImportBuffer(array, use);
+ImportedArray ImportNumpy(nb::handle array, ArrayUse use, size_t copied_bytes) {
+  std::optional<ImportedArray> result = TryImportBuffer(array, use, copied_bytes);
   if (result.has_value()) return *std::move(result);
   const nb::tuple plain = nb::cast<nb::tuple>(
       nb::module_::import_("ferry._numpy").attr("as_plain_array")(array, use == ArrayUse::kWrite));
-  result = TryImportBuffer(plain[0], use, FindDtype(nb::cast<std::string>(plain[1])));
+  result = TryImportBuffer(plain[0], use, copied_bytes, FindDtype(nb::cast<std::string>(plain[1])));
   if (result.has_value()) return *std::move(result);
   RaiseBufferError(absl::StrCat("cannot take a ", TypeName(array), " of ",
                                 nb::cast<std::string>(nb::str(array.attr("dtype")))));
@@ -276,7 +288,7 @@ ImportedArray ImportCudaArray(nb::handle array, ArrayUse use) {
   return result;
 }
 
-ImportedArray ImportByType(nb::handle array, ArrayUse use) {
+ImportedArray ImportByType(nb::handle array, ArrayUse use, size_t copied_bytes) {
   const TypeEntry entry = EntryOf(Py_TYPE(array.ptr()));
   switch (entry.protocol) {
     case Protocol::kFerry: {
@@ -290,13 +302,13 @@ ImportedArray ImportByType(nb::handle array, ArrayUse use) {
     case Protocol::kExchangeApi:
       return ImportByExchangeApi(*entry.api, array, use);
     case Protocol::kNumpy:
-      return ImportNumpy(array, use);
+      return ImportNumpy(array, use, copied_bytes);
     case Protocol::kDlpack:
       return ImportByCapsule(array, use);
     case Protocol::kCudaArray:
       return ImportCudaArray(array, use);
     case Protocol::kBuffer:
-      return ImportBuffer(array, use);
+      return ImportBuffer(array, use, copied_bytes);
     case Protocol::kNone:
       break;
   }
@@ -336,9 +348,17 @@ void BorrowedMemory::Release() {
   if (on_release != nullptr) on_release();
 }
 
-ImportedArray ImportArray(nb::handle array, ArrayUse use, nb::handle stream) {
+ImportedArray ImportArray(nb::handle array, ArrayUse use, nb::handle stream, size_t copied_bytes) {
   DeferredReleases::Get().Run();
-  ImportedArray result = ImportByType(array, use);
+  ImportedArray result = ImportByType(array, use, copied_bytes);
+  const Tensor& tensor = result.tensor;
+  if (use == ArrayUse::kRead && result.borrowed != nullptr && tensor.device() == Device::Host() &&
+      tensor.size_bytes() <= copied_bytes) {
+    // By a protocol whose memory is taken as a tensor at once.
+    result = {.tensor = CopyOf(tensor.dtype(), tensor.shape(), tensor.data()),
+              .is_immutable = true};
+    DeferredReleases::Get().Run();
+  }
   const bool is_on_gpu = result.tensor.device().kind == DeviceKind::kGpu;
   if (!stream.is_none()) {
     if (!is_on_gpu) RaiseValueError("stream= is for arrays in the memory of a GPU");

@@ -45,7 +45,7 @@ struct ImportedArray {
   Tensor tensor;
   // Not null: the elements are the program's, and are not copied.
   std::shared_ptr<BorrowedMemory> borrowed;
-  // No one can change the elements: bytes, or a tensor of Ferry's.
+  // The program cannot change the elements: a copy, bytes, or a tensor of Ferry's.
   bool is_immutable = false;
   // For memory of a GPU: the stream on which the program's work on the elements is enqueued.
   CUstream_st* stream = nullptr;
@@ -61,9 +61,12 @@ enum class ArrayUse {
 // array interface. Arrays that are not dense and row-major are copied for kRead, where their
 // package can.
 //   stream: None, or the CUDA stream that writes the elements, or (kWrite) will read them.
+//   copied_bytes: for kRead, arrays in host memory of at most that size are copied, and not
+//   borrowed.
 // Raises TypeError for what is no array, BufferError for one that cannot be taken, naming the
 // reason. REQUIRES: the GIL.
-ImportedArray ImportArray(nanobind::handle array, ArrayUse use, nanobind::handle stream);
+ImportedArray ImportArray(nanobind::handle array, ArrayUse use, nanobind::handle stream,
+                          size_t copied_bytes = 0);
 
 // "float32", "bfloat16", ..., the names of NumPy and ml_dtypes; "bytes" for strings.
 const char* DtypeName(DataType type);

@@ -31,7 +31,7 @@ std::shared_ptr<JoinedNode> Join(std::optional<std::string> address, std::option
                                  nb::handle connect_timeout, std::string transport,
                                  std::string listen, std::string advertise, bool recoverable,
                                  bool checksums, bool use_gpus, bool eager, std::string job_token,
-                                 bool transfers) {
+                                 bool transfers, double polling) {
   NodeOptions options;
   options.coordinator_address = address.value_or("");
   options.rank = rank;
@@ -47,6 +47,7 @@ std::shared_ptr<JoinedNode> Join(std::optional<std::string> address, std::option
   options.transfer.use_checksums = checksums;
   options.transfer.use_eager_sends = eager;
   options.transfer.job_token = std::move(job_token);
+  options.transfer.polling_time = absl::Seconds(polling);
   const absl::Duration default_timeout = Timeout::Parse(timeout, absl::Minutes(5));
   CancellationToken cancellation;
   options.cancellation = cancellation;
@@ -157,23 +158,24 @@ void DefineNode(nb::module_& core) {
           [](PyNode* self, std::optional<std::string> address, std::optional<int> rank,
              std::optional<int> world_size, nb::handle timeout, nb::handle connect_timeout,
              std::string transport, std::string listen, std::string advertise, bool recoverable,
-             bool checksums, bool use_gpus, bool eager, std::string job_token, bool transfers) {
+             bool checksums, bool use_gpus, bool eager, std::string job_token, bool transfers,
+             double polling) {
             new (self) PyNode{Join(std::move(address), rank, world_size, timeout, connect_timeout,
                                    std::move(transport), std::move(listen), std::move(advertise),
                                    recoverable, checksums, use_gpus, eager, std::move(job_token),
-                                   transfers)};
+                                   transfers, polling)};
           },
           "address"_a = nb::none(), nb::kw_only(), "rank"_a = nb::none(),
           "world_size"_a = nb::none(), "timeout"_a.none() = Timeout::Default(),
           "connect_timeout"_a.none() = Timeout::Default(), "transport"_a = "", "listen"_a = ":0",
           "advertise"_a = "", "recoverable"_a = false, "checksums"_a = false, "use_gpus"_a = true,
-          "eager"_a = true, "job_token"_a = "", "transfers"_a = true,
+          "eager"_a = true, "job_token"_a = "", "transfers"_a = true, "polling"_a = 20e-6,
           nb::sig("def __init__(self, address: str | None = None, *, rank: int | None = None, "
                   "world_size: int | None = None, timeout: float | datetime.timedelta = ..., "
                   "connect_timeout: float | datetime.timedelta = ..., transport: str = '', "
                   "listen: str = ':0', advertise: str = '', recoverable: bool = False, "
                   "checksums: bool = False, use_gpus: bool = True, eager: bool = True, "
-                  "job_token: str = '', transfers: bool = True) -> None"))
+                  "job_token: str = '', transfers: bool = True, polling: float = 20e-6) -> None"))
       .def_prop_ro(
           "rank", [](const PyNode& self) { return self.joined->rank(); }, "This process's rank.")
       .def_prop_ro(

@@ -2,7 +2,6 @@
 // Sends lend the program's memory, unless it is so small that a copy costs less than a wait.
 #include "python/src/step.h"
 
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "python/src/arrays.h"
 #include "python/src/deferred_release.h"
 #include "python/src/node.h"
+#include "python/src/packed_tree.h"
 #include "python/src/tensor.h"
 #include "python/src/transfer.h"
 #include "python/src/waits.h"
@@ -53,20 +53,10 @@ struct Outgoing {
 
 Outgoing Prepare(const PyStep& self, nb::handle array, std::string key, const Peer& to,
                  nb::handle stream) {
-  ImportedArray imported = ImportArray(array, ArrayUse::kRead, stream);
+  ImportedArray imported = ImportArray(array, ArrayUse::kRead, stream, kCopiedBytes);
   Outgoing result;
   const Device device = imported.tensor.device();
-  if (device == Device::Host() && imported.borrowed != nullptr &&
-      imported.tensor.size_bytes() <= kCopiedBytes) {
-    Tensor copy = ValueOf(Tensor::Allocate(imported.tensor.dtype(), imported.tensor.shape()));
-    if (imported.tensor.size_bytes() > 0) {
-      std::memcpy(copy.mutable_data(), imported.tensor.data(), imported.tensor.size_bytes());
-    }
-    imported.tensor = std::move(copy);
-    DeferredReleases::Get().Run();
-  } else if (!imported.is_immutable) {
-    result.borrowed = std::move(imported.borrowed);
-  }
+  if (!imported.is_immutable) result.borrowed = std::move(imported.borrowed);
   result.operation = {.id = {.name = std::move(key),
                              .source = self.joined->rank(),
                              .destination = to.rank,
@@ -215,6 +205,130 @@ std::vector<PyTransfer> SendMany(PyStep& self, nb::handle items, nb::handle to) 
     MarkSent(arrays[i]);
   }
   return transfers;
+}
+
+// The key of the message that describes a tree, and those of leaves that are not in it.
+std::string TreeKey(absl::string_view key) { return absl::StrCat(key, "/tree"); }
+std::string LeafKey(absl::string_view key, size_t index) { return absl::StrCat(key, "/", index); }
+
+// Memory for a message: what receivers on this host read without a copy, where there is some.
+absl::StatusOr<Tensor> AllocateMessage(Node& node, size_t bytes) {
+  const int64_t shape[] = {static_cast<int64_t>(bytes)};
+  if (bytes > kCopiedBytes) {
+    absl::StatusOr<Tensor> tensor = node.Allocate(Device::Host(), DataType::kUint8, shape);
+    if (tensor.ok()) return tensor;
+  }
+  return Tensor::Allocate(DataType::kUint8, shape);
+}
+
+std::vector<PyTransfer> SendTree(PyStep& self, nb::bytes description, nb::handle arrays,
+                                 const std::string& key, nb::handle to) {
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const Peer peer = ParsePeer(to);
+  const absl::string_view text(description.c_str(), description.size());
+  std::vector<TreeLeaf> leaves;
+  std::vector<SendOperation> operations(1);
+  std::vector<PyTransfer> transfers;
+  std::vector<nb::object> sent;
+  for (const nb::handle array : nb::iter(arrays)) {
+    ImportedArray imported = ImportArray(array, ArrayUse::kRead, nb::none());
+    const Device device = imported.tensor.device();
+    const bool is_packed = device == Device::Host() && imported.tensor.size_bytes() <= kCopiedBytes;
+    leaves.push_back({.tensor = imported.tensor, .is_packed = is_packed});
+    if (is_packed) continue;
+    std::string name = LeafKey(key, leaves.size() - 1);
+    operations.push_back({.id = {.name = name,
+                                 .source = self.joined->rank(),
+                                 .destination = peer.rank,
+                                 .source_device = device,
+                                 .destination_device = peer.device.value_or(device)},
+                          .tensor = std::move(imported.tensor),
+                          .options = {.stream = imported.stream}});
+    sent.push_back(nb::borrow(array));
+    transfers.emplace_back(PyTransfer::Operation{
+        .node = self.joined,
+        .step_id = step.id(),
+        .key = std::move(name),
+        .peer = peer.rank,
+        .is_send = true,
+        .borrowed = imported.is_immutable ? nullptr : std::move(imported.borrowed),
+        .timeout = self.joined->default_timeout()});
+  }
+  const size_t bytes = PackedBytes(text, leaves);
+  std::vector<Request> requests;
+  absl::Status status;
+  {
+    const nb::gil_scoped_release release;
+    absl::StatusOr<Tensor> message = AllocateMessage(*node, bytes);
+    if (message.ok()) {
+      WritePacked(text, leaves, static_cast<char*>(message->mutable_data()));
+      leaves.clear();
+      operations[0] = {
+          .id = {.name = TreeKey(key), .source = self.joined->rank(), .destination = peer.rank},
+          .tensor = *std::move(message)};
+      requests = step.SendMany(operations);
+    } else {
+      status = message.status();
+    }
+  }
+  DeferredReleases::Get().Run();
+  Check(status, self.joined->ContextOf(key, peer.rank));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Check(requests[i].Wait(absl::ZeroDuration()).status(),
+          self.joined->ContextOf(operations[i].id.name, peer.rank));
+    if (i > 0) MarkSent(sent[i - 1]);
+  }
+  return transfers;
+}
+
+nb::tuple RecvTree(PyStep& self, const std::string& key, nb::handle source, nb::handle timeout,
+                   nb::handle device, std::optional<std::string> require) {
+  const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
+  const absl::Time deadline = absl::Now() + limit;
+  const Peer peer = ParsePeer(source);
+  std::shared_ptr<Node> node;
+  Step& step = self.Use(node);
+  const auto await = [&](Request& request, const TensorId& id) {
+    if (!AwaitRequest(request, *self.joined,
+                      std::max(deadline - absl::Now(), absl::ZeroDuration()) + kGrace)) {
+      request.Cancel(absl::DeadlineExceededError("the receive has not ended at its deadline"));
+    }
+    absl::StatusOr<Tensor> tensor = request.Wait(kGrace);
+    return PyTransfer::Result(std::move(tensor), request, *self.joined, id.name, peer.rank,
+                              nb::none(), require.value_or(""), limit);
+  };
+  const TensorId id = {
+      .name = TreeKey(key), .source = peer.rank, .destination = self.joined->rank()};
+  Request request = step.Recv(id, {.timeout = limit});
+  const nb::object message = await(request, id);
+  const auto& packed = nb::cast<const PyTensor&>(message);
+  PackedTree tree = ValueOf(ReadPacked(packed.tensor()), self.joined->ContextOf(key, peer.rank));
+  std::vector<RecvOperation> operations;
+  for (size_t i = 0; i < tree.leaves.size(); ++i) {
+    if (tree.leaves[i].is_valid()) continue;
+    operations.push_back(PrepareReceive(self, LeafKey(key, i), peer,
+                                        std::max(deadline - absl::Now(), absl::ZeroDuration()),
+                                        nb::none(), nb::none(), device)
+                             .operation);
+  }
+  std::vector<Request> requests;
+  if (!operations.empty()) {
+    const nb::gil_scoped_release release;
+    requests = step.RecvMany(operations);
+  }
+  node = nullptr;
+  nb::list leaves;
+  size_t next = 0;
+  for (Tensor& leaf : tree.leaves) {
+    if (leaf.is_valid()) {
+      leaves.append(nb::cast(PyTensor(std::move(leaf), packed.is_writable())));
+    } else {
+      leaves.append(await(requests[next], operations[next].id));
+      ++next;
+    }
+  }
+  return nb::make_tuple(nb::bytes(tree.description.data(), tree.description.size()), leaves);
 }
 
 // One request for many, since Python's part of each would cost more than the transfer.
@@ -385,6 +499,10 @@ Raises FerryTimeoutError, whose `phase` says how far the transfer has got; PeerD
            "As recv, but returns at once. The receive fails `timeout` seconds from now, whoever "
            "waits for it.")
       .def("_send_many", SendMany, "items"_a, "to"_a)
+      .def("_send_tree", SendTree, "description"_a, "arrays"_a, "key"_a, "to"_a)
+      .def("_recv_tree", RecvTree, "key"_a, "source"_a, nb::kw_only(),
+           "timeout"_a.none() = Timeout::Default(), "device"_a = nb::none(),
+           "require"_a = nb::none())
       .def("_recv_many", RecvMany, "keys"_a, "source"_a, nb::kw_only(),
            "timeout"_a.none() = Timeout::Default(), "outs"_a = nb::none(), "device"_a = nb::none(),
            "require"_a = nb::none())

@@ -59,6 +59,8 @@ ErrorContext PyTransfer::context() const {
   return operation_.node->ContextOf(operation_.key, operation_.peer);
 }
 
+bool PyTransfer::Poll() { return operation_.is_send ? is_done() : operation_.request.Poll(); }
+
 bool PyTransfer::is_done() const {
   if (!operation_.is_send) return operation_.request.done();
   return operation_.borrowed == nullptr || operation_.borrowed->is_released();
@@ -160,7 +162,9 @@ A send is done when the array's memory may be changed or freed; returns None. Th
 arrival: Step.flush is.
 
 Raises what the operation fails with, or FerryTimeoutError, which does not end the operation.)")
-      .def("done", &PyTransfer::is_done, "Whether wait() would return at once. Never blocks.")
+      .def("done", &PyTransfer::Poll,
+           "Whether wait() would return at once. Never blocks; handles what has arrived, so that a "
+           "program may poll.")
       .def("cancel", &PyTransfer::Cancel,
            "Ends a receive that is not done: waits for it raise TransferCancelledError. Has no "
            "effect on a send, "

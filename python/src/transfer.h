@@ -41,6 +41,8 @@ class PyTransfer final {
   // The received tensor, or `out`; None for a send.
   nanobind::object Wait(absl::Duration timeout);
   bool is_done() const;
+  // The same, after the node's arrivals have been handled.
+  bool Poll();
   void Cancel();
   std::string path() const { return operation_.request.path(); }
   // The program may change or free its memory: it will be neither read nor written any more.
