@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <ferry/error_details.h>
 #include <gmock/gmock.h>
 
 #include "absl/synchronization/mutex.h"
@@ -19,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CoordinatorClientTest : public ::testing::Test {
  protected:
@@ -135,7 +137,11 @@ TEST_F(CoordinatorClientTest, Barrier_AllArrive_ReleasesBoth) {
 TEST_F(CoordinatorClientTest, Barrier_OneIsMissing_NamesIt) {
   const absl::Status status = client(0).Barrier("b", absl::Milliseconds(50));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("b"), HasSubstr("Missing tasks: 1")));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("b"), HasSubstr("Missing tasks: 1"), HasSubstr("the first node 0"),
+                    Not(HasSubstr("/job:"))));
+  EXPECT_THAT(MissingRanks(status), ElementsAre(1));
+  EXPECT_EQ(TransferPhase(status), "");
 }
 
 TEST_F(CoordinatorClientTest, LiveNodes_OneHasLeft_IsNotAmongThem) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ferry/error_details.h>
 #include <gmock/gmock.h>
 
 #include "absl/synchronization/notification.h"
@@ -23,6 +24,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const TensorId kX = {.name = "x", .source = 0, .destination = 1};
 
@@ -95,11 +97,79 @@ TEST_F(RequestTest, Recv_DeadlinePasses_EndsTheReceive) {
   AwaitEager();
   Request request = receiver_->Recv(kX, {.timeout = absl::Milliseconds(20)});
   const absl::Status status = request.Wait(kLong).status();
+  EXPECT_EQ(TransferPhase(status), "waiting for node 0, from which it has not arrived") << status;
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("/job:")));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("waited 20ms in step 3 for \"x\" from node0/host:0"),
                     HasSubstr("waiting for node 0, from which it has not arrived")));
   EXPECT_TRUE(request.done());
+}
+
+TEST_F(RequestTest, Recv_NotRequestedYetInTime_ErrorHasThePhaseAlone) {
+  Request request = receiver_->Recv(kX, {.timeout = absl::Milliseconds(200)});
+  const absl::Status status = request.Wait(kLong).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(TransferPhase(status), AllOf(HasSubstr("node 0"), Not(HasSubstr("\"x\"")))) << status;
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("/job:")));
+  EXPECT_THAT(MissingRanks(status), ::testing::IsEmpty());
+}
+
+TEST_F(RequestTest, Poll_HandlesWhatHasArrived) {
+  AwaitEager();
+  Request request = receiver_->Recv(kX);
+  EXPECT_FALSE(request.Poll());
+  Send({5});
+  const absl::Time give_up = absl::Now() + kLong;
+  while (!request.Poll()) ASSERT_LT(absl::Now(), give_up);
+  EXPECT_TRUE(request.done());
+  EXPECT_TRUE(request.Wait(absl::ZeroDuration()).ok());
+  EXPECT_TRUE(Request().Poll());
+}
+
+// A thread that leads the node's loop does what the others wait for, which poll meanwhile.
+TEST_F(RequestTest, Wait_OfALongPollingNode_EndsAtItsTimeout) {
+  TestCoordinator coordinator(2);
+  const auto nodes = coordinator.Join({0, 1}, {.polling_time = absl::Hours(1)});
+  for (const auto& node : nodes) ASSERT_NE(node, nullptr);
+  Step sender = nodes[0]->OpenStep(1).value();
+  Step receiver = nodes[1]->OpenStep(1).value();
+  Request leading = receiver.Recv(kX);
+  auto leader = std::async(std::launch::async, [&leading] { return leading.Wait(kLong).status(); });
+  TensorId y = kX;
+  y.name = "y";
+  Request late = receiver.Recv(y);
+  // The other one leads at the latest when it is alone.
+  for (int i = 0; i < 3; ++i) {
+    auto waiting = std::async(std::launch::async,
+                              [&late] { return late.Wait(absl::Milliseconds(50)).status(); });
+    ASSERT_EQ(waiting.wait_for(absl::ToChronoSeconds(kLong / 2)), std::future_status::ready);
+    EXPECT_EQ(waiting.get().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_FALSE(late.Poll());
+  }
+  EXPECT_EQ(sender.Send(kX, Numbers({1})).Wait(kLong).status(), absl::OkStatus());
+  EXPECT_EQ(leader.get(), absl::OkStatus());
+}
+
+TEST_F(RequestTest, Notify_OperationEnds_CallsAndKeepsTheRequest) {
+  absl::Notification replaced;
+  absl::Notification done;
+  Request request = receiver_->Recv(kX);
+  request.Notify([&replaced] { replaced.Notify(); });
+  request.Notify([&done, &request] {
+    EXPECT_TRUE(request.done());
+    done.Notify();
+  });
+  EXPECT_FALSE(done.HasBeenNotified());
+  Send({6});
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(kLong));
+  EXPECT_FALSE(replaced.HasBeenNotified());
+  EXPECT_NE(request.path(), "");
+  EXPECT_TRUE(request.Wait(absl::ZeroDuration()).ok());
+  // It is done already.
+  absl::Notification again;
+  request.Notify([&again] { again.Notify(); });
+  EXPECT_TRUE(again.HasBeenNotified());
 }
 
 TEST_F(RequestTest, Recv_SenderHasNoAddress_NamesIt) {
