@@ -62,6 +62,11 @@ class Store(_core.Store):
         return len(self._list(""))
 
 
+def _finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class Watch(_core.Watch):
     """Changes of the store, from Node.watch. A context manager; for a coroutine also an asynchronous iterator."""
 
@@ -87,7 +92,7 @@ class Watch(_core.Watch):
             if change is not None:
                 return KeyChange(*change)
             readable: "asyncio.Future[None]" = loop.create_future()
-            loop.add_reader(self.fileno(), lambda: readable.done() or readable.set_result(None))
+            loop.add_reader(self.fileno(), _finish, readable)
             try:
                 await readable
             finally:

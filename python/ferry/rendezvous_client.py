@@ -151,7 +151,7 @@ class RendezvousClient:
     @property
     def agent_id(self) -> str:
         """The id of this process in the run."""
-        return self._agent["agent_id"]
+        return str(self._agent["agent_id"])
 
     def join(self, min_nodes: int, max_nodes: int, rank: Optional[int] = None, last_call_timeout_s: float = 30.0,
              join_timeout_s: float = 600.0) -> Assignment:

@@ -192,7 +192,8 @@ void DefineNode(nb::module_& core) {
           "topology", [](const PyNode& self) { return self.joined->Use()->topology(); },
           nb::sig("def topology(self) -> Topology"),
           "The devices of all nodes and the links between them, the same on each node.")
-      .def("_statuses", Statuses)
+      .def("_statuses", Statuses,
+           nb::sig("def _statuses(self) -> list[tuple[int, str, str, str | None, float | None]]"))
       .def(
           "barrier",
           [](PyNode& self, const std::string& name, nb::handle timeout, std::vector<int> ranks) {

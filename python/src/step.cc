@@ -502,10 +502,18 @@ Raises FerryTimeoutError, whose `phase` says how far the transfer has got; PeerD
       .def("_send_tree", SendTree, "description"_a, "arrays"_a, "key"_a, "to"_a)
       .def("_recv_tree", RecvTree, "key"_a, "source"_a, nb::kw_only(),
            "timeout"_a.none() = Timeout::Default(), "device"_a = nb::none(),
-           "require"_a = nb::none())
+           "require"_a = nb::none(),
+           nb::sig("def _recv_tree(self, key: str, source: object, *, timeout: float | "
+                   "datetime.timedelta = ..., "
+                   "device: object = None, require: str | None = None) -> tuple[bytes, "
+                   "list[typing.Any]]"))
       .def("_recv_many", RecvMany, "keys"_a, "source"_a, nb::kw_only(),
            "timeout"_a.none() = Timeout::Default(), "outs"_a = nb::none(), "device"_a = nb::none(),
-           "require"_a = nb::none())
+           "require"_a = nb::none(),
+           nb::sig("def _recv_many(self, keys: collections.abc.Iterable[str], source: object, *, "
+                   "timeout: float | datetime.timedelta = ..., "
+                   "outs: object = None, device: object = None, require: str | None = None) -> "
+                   "list[typing.Any]"))
       .def("flush", Flush, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
            nb::sig("def flush(self, *, timeout: float | datetime.timedelta = ...) -> None"),
            R"(Blocks until everything that this node has sent in the step so far has been received.

@@ -291,12 +291,14 @@ void DefineStore(nb::module_& core) {
 change of the store.
 
 Raises FerryTimeoutError.)")
-      .def("_poll",
-           [](PyWatch& self) -> nb::object {
-             std::optional<KeyChange> change = self.changes->Next(absl::ZeroDuration());
-             if (!change.has_value()) return nb::none();
-             return ChangeObject(*change);
-           })
+      .def(
+          "_poll",
+          [](PyWatch& self) -> nb::object {
+            std::optional<KeyChange> change = self.changes->Next(absl::ZeroDuration());
+            if (!change.has_value()) return nb::none();
+            return ChangeObject(*change);
+          },
+          nb::sig("def _poll(self) -> tuple[str, bytes | None, int] | None"))
       .def("_take_signal", [](PyWatch& self) { self.signal->Take(); })
       .def(
           "fileno", [](PyWatch& self) { return self.signal->fd(); },

@@ -270,6 +270,7 @@ const Tensor& PyTensor::tensor() const {
 
 void DefineTensor(nb::module_& core) {
   auto tensor = nb::class_<PyTensor>(core, "Tensor", nb::type_slots(slots), nb::is_final(),
+                                     nb::sig("@typing.final\nclass Tensor()"),
                                      R"(A dense, row-major array in host memory or in that of a GPU.
 
 Received tensors may be views of the sender's memory: they are read-only, and the sender's memory stays
