@@ -2,6 +2,8 @@
 // The public CoordinatorClient calls an agent: that of a node, or its own.
 #include <ferry/coordinator_client.h>
 
+#include <atomic>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "api/api_access.h"
 #include "api/callback_gate.h"
 #include "api/public_terms.h"
+#include "base/cancellation_token.h"
 #include "base/status_macros.h"
 #include "coord/client/agent.h"
 
@@ -34,6 +37,26 @@ NodeState StateOf(const coord::TaskStatus& task) {
 // answers as to TryGet.
 absl::Status InTime(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DeadlineExceededError(status.message()) : status;
+}
+
+// The agent's call goes on after a cancellation, and nothing waits for it.
+absl::StatusOr<std::vector<std::string>> GetAllUnlessCancelled(
+    coord::Agent& agent, std::vector<std::string> keys, absl::Duration timeout,
+    ferry::CancellationToken& cancellation) {
+  using Values = absl::StatusOr<std::vector<std::string>>;
+  const auto result = std::make_shared<std::promise<Values>>();
+  const auto is_set = std::make_shared<std::atomic<bool>>(false);
+  const auto set = [result, is_set](Values values) {
+    if (!is_set->exchange(true)) result->set_value(std::move(values));
+  };
+  std::future<Values> values = result->get_future();
+  // It may be cancelled by now.
+  const auto id = cancellation.Register([set, &cancellation] { set(cancellation.status()); });
+  if (id == ferry::CancellationToken::kNoCallback) return cancellation.status();
+  agent.GetAllAsync(std::move(keys), timeout, set);
+  Values got = values.get();
+  cancellation.Deregister(id);
+  return got;
 }
 
 KeyValue Convert(const coord::KeyValue& entry) {
@@ -83,15 +106,28 @@ absl::StatusOr<std::unique_ptr<CoordinatorClient>> CoordinatorClient::Connect(
 
 int CoordinatorClient::num_nodes() const { return impl_->agent().num_nodes(); }
 
-absl::StatusOr<std::string> CoordinatorClient::Get(absl::string_view key, absl::Duration timeout) {
+absl::StatusOr<std::string> CoordinatorClient::Get(absl::string_view key, absl::Duration timeout,
+                                                   std::optional<CancellationToken> cancellation) {
+  if (cancellation.has_value()) {
+    FERRY_ASSIGN_OR_RETURN(std::vector<std::string> values,
+                           GetAll({std::string(key)}, timeout, std::move(cancellation)));
+    return std::move(values.front());
+  }
   absl::StatusOr<std::string> value = impl_->agent().Get(key, timeout);
   if (!value.ok()) return InTime(value.status());
   return value;
 }
 
-absl::StatusOr<std::vector<std::string>> CoordinatorClient::GetAll(std::vector<std::string> keys,
-                                                                   absl::Duration timeout) {
-  absl::StatusOr<std::vector<std::string>> values = impl_->agent().GetAll(std::move(keys), timeout);
+absl::StatusOr<std::vector<std::string>> CoordinatorClient::GetAll(
+    std::vector<std::string> keys, absl::Duration timeout,
+    std::optional<CancellationToken> cancellation) {
+  absl::StatusOr<std::vector<std::string>> values;
+  if (cancellation.has_value()) {
+    values = GetAllUnlessCancelled(impl_->agent(), std::move(keys), timeout,
+                                   *ApiAccess::Unwrap(*cancellation));
+  } else {
+    values = impl_->agent().GetAll(std::move(keys), timeout);
+  }
   if (!values.ok()) return InTime(values.status());
   return values;
 }

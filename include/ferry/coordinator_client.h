@@ -82,11 +82,13 @@ class CoordinatorClient {
   // --- Key-value store. Keys and values are bytes; a job begins with an empty store. ---
 
   // Waits until the key exists.
-  //   Errors: DEADLINE_EXCEEDED naming the key.
-  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout);
+  //   Errors: DEADLINE_EXCEEDED naming the key; the reason of the cancellation.
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout,
+                                  std::optional<CancellationToken> cancellation = std::nullopt);
   // Waits until all exist; values in the order of `keys`. One round trip.
-  absl::StatusOr<std::vector<std::string>> GetAll(std::vector<std::string> keys,
-                                                  absl::Duration timeout);
+  absl::StatusOr<std::vector<std::string>> GetAll(
+      std::vector<std::string> keys, absl::Duration timeout,
+      std::optional<CancellationToken> cancellation = std::nullopt);
   //   Errors: NOT_FOUND if the key does not exist.
   absl::StatusOr<std::string> TryGet(absl::string_view key);
   // Entries whose key begins with `prefix`, ordered by key.

@@ -114,3 +114,5 @@ def join(*args: typing.Any, **kwargs: typing.Any) -> Node:
 def _close_nodes() -> None:
     for node in list(_open_nodes):
         node.close()
+    # Their threads end with the nodes' departure.
+    _core._await_interrupted_calls(5.0)

@@ -152,6 +152,13 @@ Peer ParsePeer(nb::handle peer) {
 }
 
 void DefineNode(nb::module_& core) {
+  core.def(
+      "_await_interrupted_calls",
+      [](double seconds) {
+        const nb::gil_scoped_release release;
+        return AwaitInterruptedCalls(absl::Seconds(seconds));
+      },
+      "seconds"_a);
   nb::class_<PyNode>(core, "Node")
       .def(
           "__init__",

@@ -129,10 +129,13 @@ void DefineStore(nb::module_& core) {
             const std::shared_ptr<Node> node = self.joined->Use();
             const std::string name = Bytes(key);
             const absl::Duration limit = self.LimitOf(timeout);
-            return ToBytes(
-                ValueOf(CallInterruptibly<absl::StatusOr<std::string>>(
-                            [node, name, limit] { return node->coordinator().Get(name, limit); }),
-                        {.key = name, .waited = limit}));
+            CancellationToken token;
+            return ToBytes(ValueOf(CallInterruptibly<absl::StatusOr<std::string>>(
+                                       [node, name, limit, token] {
+                                         return node->coordinator().Get(name, limit, token);
+                                       },
+                                       [token]() mutable { token.Cancel(); }),
+                                   {.key = name, .waited = limit}));
           },
           "key"_a, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           nb::sig("def get(self, key: str | bytes, *, timeout: float | datetime.timedelta = ...) "
@@ -146,10 +149,14 @@ void DefineStore(nb::module_& core) {
             std::vector<std::string> names;
             for (const nb::handle key : nb::iter(keys)) names.push_back(Bytes(key));
             const absl::Duration limit = self.LimitOf(timeout);
-            const auto values = ValueOf(
-                CallInterruptibly<absl::StatusOr<std::vector<std::string>>>(
-                    [node, names, limit] { return node->coordinator().GetAll(names, limit); }),
-                {.key = names.empty() ? "" : names.front(), .waited = limit});
+            CancellationToken token;
+            const auto values =
+                ValueOf(CallInterruptibly<absl::StatusOr<std::vector<std::string>>>(
+                            [node, names, limit, token] {
+                              return node->coordinator().GetAll(names, limit, token);
+                            },
+                            [token]() mutable { token.Cancel(); }),
+                        {.key = names.empty() ? "" : names.front(), .waited = limit});
             nb::list result;
             for (const std::string& value : values) result.append(ToBytes(value));
             return result;

@@ -6,10 +6,13 @@
 #include <cmath>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "python/src/deferred_release.h"
 #include "python/src/errors.h"
+#include "python/src/fork_guard.h"
 
 namespace ferry::python {
 namespace nb = nanobind;
@@ -29,7 +32,39 @@ bool IsMainThread() {
   return PyThread_get_thread_ident() == main_thread;
 }
 
+// How many threads are in RunInterruptibly's calls. Never destroyed: they may outlive static
+// objects.
+class CallCount final {
+ public:
+  static CallCount& Get() {
+    static auto& count = *new CallCount();
+    return count;
+  }
+
+  void Add(int change) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    count_ += change;
+  }
+  bool AwaitNone(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_) {
+    // The threads are the parent's.
+    if (guard_.is_inherited()) return true;
+    absl::MutexLock lock(&mu_);
+    const auto is_none = [this] {
+      mu_.AssertHeld();
+      return count_ == 0;
+    };
+    return mu_.AwaitWithTimeout(absl::Condition(&is_none), timeout);
+  }
+
+ private:
+  const ForkGuard guard_;
+  absl::Mutex mu_;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
 }  // namespace
+
+bool AwaitInterruptedCalls(absl::Duration timeout) { return CallCount::Get().AwaitNone(timeout); }
 
 nb::object Timeout::Default() { return nb::borrow(Py_Ellipsis); }
 
@@ -78,10 +113,12 @@ void RunInterruptibly(std::function<void()> call, const std::function<void()>& i
     return call();
   }
   const auto done = std::make_shared<absl::Notification>();
+  CallCount::Get().Add(1);
   std::thread([call = std::move(call), done]() mutable {
     call();
     // It owns what it has used, such as the last reference to a node, and that ends here.
     call = nullptr;
+    CallCount::Get().Add(-1);
     done->Notify();
   }).detach();
   try {

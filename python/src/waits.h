@@ -38,7 +38,11 @@ bool WaitInSlices(absl::Duration timeout, absl::FunctionRef<bool(absl::Duration 
 // for, so that what it uses must be owned by it.
 void RunInterruptibly(std::function<void()> call, const std::function<void()>& interrupt);
 
-// The same for a call with a result.
+// Waits until no thread is in a call that was interrupted; false: `timeout` has passed. For the end
+// of the interpreter: such a thread may hold the last reference to a node.
+bool AwaitInterruptedCalls(absl::Duration timeout);
+
+// RunInterruptibly for a call with a result.
 template <typename T, typename Call>
 T CallInterruptibly(
     Call call, const std::function<void()>& interrupt = [] {}) {

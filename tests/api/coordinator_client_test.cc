@@ -128,6 +128,22 @@ TEST_F(CoordinatorClientTest, Watch_ReportsExistingAndLaterEntries_UntilDestroye
   EXPECT_THAT(changes, ElementsAre("+w/1", "+w/2", "-w/1"));
 }
 
+TEST_F(CoordinatorClientTest, Get_IsCancelled_EndsWithTheReason) {
+  CancellationToken cancellation;
+  auto getting = std::async(std::launch::async, [&] {
+    return client(0).GetAll({"there", "never"}, kLong, cancellation).status();
+  });
+  // Cancelled before or while it waits.
+  EXPECT_TRUE(cancellation.Cancel(absl::DataLossError("the user has gone")));
+  EXPECT_EQ(getting.get(), absl::DataLossError("the user has gone"));
+  EXPECT_EQ(client(0).Get("never", kLong, cancellation).status(),
+            absl::DataLossError("the user has gone"));
+  ASSERT_EQ(client(1).Set("there", "v"), absl::OkStatus());
+  EXPECT_EQ(client(0).Get("there", kLong, CancellationToken()).value(), "v");
+  EXPECT_EQ(client(0).Get("never", absl::Milliseconds(20), CancellationToken()).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST_F(CoordinatorClientTest, Barrier_AllArrive_ReleasesBoth) {
   auto waiting = std::async(std::launch::async, [&] { return client(1).Barrier("b", kLong); });
   EXPECT_EQ(client(0).Barrier("b", kLong), absl::OkStatus());
