@@ -10,9 +10,11 @@
 
 #include "api/api_access.h"
 #include "api/peer_lookup.h"
+#include "api/public_terms.h"
 #include "api/step_impl.h"
 #include "base/status_macros.h"
 #include "node/node.h"
+#include "transport/transports.h"
 
 namespace ferry::v0 {
 namespace {
@@ -124,6 +126,18 @@ absl::StatusOr<std::unique_ptr<MemoryRegistration>> Node::RegisterMemory(const T
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::ExportRegistration> registration,
                          gpus->RegisterMemory(ApiAccess::Unwrap(tensor)));
   return ApiAccess::Wrap(std::move(registration));
+}
+
+absl::StatusOr<std::string> Node::ExplainPath(const TensorId& id, size_t bytes, bool is_allocated) {
+  if (id.destination != rank()) {
+    return absl::InvalidArgumentError(absl::StrCat(ToString(id), " is received by node ",
+                                                   id.destination, ", and this is node ", rank()));
+  }
+  const absl::StatusOr<PathExplanation> path =
+      impl_->node->PathFrom(id.source, bytes, is_allocated, ApiAccess::Unwrap(id.source_device),
+                            ApiAccess::Unwrap(id.destination_device));
+  if (!path.ok()) return InPublicTerms(path.status());
+  return Explain(*path);
 }
 
 absl::StatusOr<std::unique_ptr<ExternalNcclScope>> Node::BeginExternalNccl(Device device,

@@ -270,6 +270,29 @@ Collective: blocks until each live node of `ranks` has called this.)")
 Fill it (numpy.asarray(tensor)[:] = ...), send it, and do not write it afterwards: its receivers read the
 same memory.)")
       .def(
+          "explain_path",
+          [](PyNode& self, nb::handle source, size_t nbytes, nb::handle device, bool allocated) {
+            const std::shared_ptr<Node> node = self.joined->Use();
+            const Peer peer = ParsePeer(source);
+            const Device here = device.is_none() ? Device::Host() : ParseDevice(device);
+            const TensorId id = {.name = "x",
+                                 .source = peer.rank,
+                                 .destination = self.joined->rank(),
+                                 .source_device = peer.device.value_or(here),
+                                 .destination_device = here};
+            return ValueOf(
+                CallInterruptibly<absl::StatusOr<std::string>>([node, id, nbytes, allocated] {
+                  return node->ExplainPath(id, nbytes, allocated);
+                }),
+                self.joined->ContextOf("", peer.rank));
+          },
+          "source"_a, "nbytes"_a, nb::kw_only(), "device"_a = nb::none(), "allocated"_a = true,
+          nb::sig("def explain_path(self, source: int | tuple[int, typing.Any], nbytes: int, *, "
+                  "device: typing.Any = None, allocated: bool = True) -> str"),
+          R"(The path that a tensor of that size would take to this node, and why the others were not selected, for people.
+
+Small tensors may come "eager" or "inline" instead. allocated: it was made by the sender's Node.empty.)")
+      .def(
           "prepare_gpu",
           [](PyNode& self, nb::handle device) {
             const std::shared_ptr<Node> node = self.joined->Use();

@@ -88,6 +88,17 @@ TEST_F(StepTest, SendAndRecv_InvalidIdsLikeAValidOne_SayWhatIsWrong) {
   }
 }
 
+TEST_F(StepTest, ExplainPath_NamesThePathAndTheOthers) {
+  // The receiver's node.
+  const absl::StatusOr<std::string> path = nodes_[1]->ExplainPath(x_, 1 << 20);
+  ASSERT_TRUE(path.ok()) << path.status();
+  EXPECT_THAT(*path, AllOf(HasSubstr("shm"), HasSubstr("tcp")));
+  EXPECT_EQ(nodes_[0]->ExplainPath(x_, 8).status().code(), absl::StatusCode::kInvalidArgument);
+  TensorId id = x_;
+  id.source = 7;
+  EXPECT_EQ(nodes_[1]->ExplainPath(id, 8).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(StepTest, Flush_TensorIsNotReceived_NamesIt) {
   ASSERT_EQ(SendStatus(x_), absl::OkStatus());
   const absl::Status status = sender_->Flush(absl::Milliseconds(20));
