@@ -37,6 +37,7 @@ _HOMES = {
     "Store": "ferry._store",
     "KeyChange": "ferry._store",
     "Watch": "ferry._store",
+    "Communicator": "ferry._core",
     "Transfer": "ferry._core",
     "Tensor": "ferry._core",
     "Topology": "ferry._core",
@@ -47,13 +48,13 @@ _HOMES = {
 }
 
 if typing.TYPE_CHECKING:
-    from ferry._core import DeviceInfo, Link, NodeInfo, Tensor, Topology, Transfer
+    from ferry._core import Communicator, DeviceInfo, Link, NodeInfo, Tensor, Topology, Transfer
     from ferry._node import Node, NodeStatus, join
     from ferry._step import Step, wait_all
     from ferry._store import KeyChange, Store, Watch
 
 __all__ = [
-    "BarrierTimeout", "DeviceInfo", "FerryError", "FerryTimeoutError", "InvalidArgumentError", "JobFailedError",
+    "BarrierTimeout", "Communicator", "DeviceInfo", "FerryError", "FerryTimeoutError", "InvalidArgumentError", "JobFailedError",
     "KeyChange", "KeyExistsError", "Link", "Node", "NodeInfo", "NodeStatus", "PeerDiedError",
     "ResourceExhaustedError", "Step", "StepClosedError", "Store", "Tensor", "Topology", "Transfer",
     "TransferCancelledError", "Watch", "join", "wait_all",

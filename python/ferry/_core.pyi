@@ -284,8 +284,10 @@ class Transfer:
 
     def __repr__(self) -> str: ...
 
+def _await_interrupted_calls(seconds: float) -> bool: ...
+
 class Node:
-    def __init__(self, address: str | None = None, *, rank: int | None = None, world_size: int | None = None, timeout: float | datetime.timedelta = ..., connect_timeout: float | datetime.timedelta = ..., transport: str = '', listen: str = ':0', advertise: str = '', recoverable: bool = False, checksums: bool = False, use_gpus: bool = True, eager: bool = True, job_token: str = '', transfers: bool = True, polling: float = 20e-6) -> None: ...
+    def __init__(self, address: str | None = None, *, rank: int | None = None, world_size: int | None = None, timeout: float | datetime.timedelta = ..., connect_timeout: float | datetime.timedelta = ..., transport: str = '', listen: str = ':0', advertise: str = '', recoverable: bool = False, checksums: bool = False, use_gpus: bool = True, eager: bool = True, job_token: str = '', transfers: bool = True, polling: float = 20e-6, share_gpus: bool = False, gpus_wait_on_device: bool = False, gpu_reserve_bytes: int = 0, pinned_reserve_bytes: int = 0, max_host_bytes: int = 0) -> None: ...
 
     @property
     def rank(self) -> int:
@@ -331,6 +333,13 @@ class Node:
 
         Fill it (numpy.asarray(tensor)[:] = ...), send it, and do not write it afterwards: its receivers read the
         same memory.
+        """
+
+    def explain_path(self, source: int | tuple[int, Any], nbytes: int, *, device: Any = None, allocated: bool = True) -> str:
+        """
+        The path that a tensor of that size would take to this node, and why the others were not selected, for people.
+
+        Small tensors may come "eager" or "inline" instead. allocated: it was made by the sender's Node.empty.
         """
 
     def prepare_gpu(self, device: Any) -> None:
@@ -494,3 +503,61 @@ class Watch:
 
     def close(self) -> None:
         """Ends the watch."""
+
+class Communicator:
+    """
+    One rank of an NCCL communicator, made by Node.communicator.
+
+    All ranks issue the same operations in the same order. Operations enqueue work on a CUDA stream (default: that of the
+    array's package) and return; later work of the stream runs after it. Keep the arrays until it has completed.
+    """
+
+    def __init__(self, node: Node, devices: Sequence[int], *, own_device: int | None = None, timeout: float | datetime.timedelta = ..., max_ctas: int = 0) -> None: ...
+
+    def __del__(self) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def device(self) -> str:
+        """The GPU of this rank: "cuda:0"."""
+
+    @property
+    def stream(self) -> int:
+        """
+        The handle of a stream of that GPU, for programs that have none of their own.
+        """
+
+    def all_reduce(self, input: Any, output: Any = None, *, op: str = 'sum', stream: Any = None) -> None:
+        """
+        Reduces element by element over all ranks: "sum", "prod", "max" or "min". Without output: in place.
+        """
+
+    def broadcast(self, array: Any, root: int, *, stream: Any = None) -> None:
+        """Copies the array of rank `root` to that of every other rank."""
+
+    def all_gather(self, input: Any, output: Any, *, stream: Any = None) -> None:
+        """
+        Concatenates the inputs of all ranks; output has `size` times the elements of input.
+        """
+
+    def check(self) -> None:
+        """
+        Raises if a rank has abandoned the communicator: operations in flight may then never complete.
+        """
+
+    def abort(self, reason: str = 'aborted by the program') -> None:
+        """Aborts its operations on all ranks, permanently."""
+
+    def release(self) -> None:
+        """
+        Gives it back: operations in flight must have completed. An idle one is kept for the next call.
+        """
+
+    def __enter__(self) -> Communicator: ...
+
+    def __exit__(self, *args: object) -> None: ...

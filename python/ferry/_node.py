@@ -53,6 +53,16 @@ class Node(_core.Node):
         """The changes of the store's keys that begin with `prefix`: first those that exist, then every change in order."""
         return Watch(self, prefix)
 
+    def communicator(self, devices: typing.Sequence[int], **arguments: typing.Any) -> _core.Communicator:
+        """An NCCL communicator of these GPUs, given by their global ids (Topology.devices) in the order of their ranks.
+
+        Collective: every node that owns one of them calls this with the same list. own_device: the one of them for
+        which the call is made, if several are this node's; timeout: how long to wait for the other ranks.
+        Raises FerryTimeoutError naming the ranks that have not called this; InvalidArgumentError; PeerDiedError if NCCL was
+        not found, naming where it was looked for, or a rank has died.
+        """
+        return _core.Communicator(self, devices, **arguments)
+
     def status(self) -> typing.List[NodeStatus]:
         """The state of every node, by rank. Not collective."""
         return [NodeStatus(*each) for each in self._statuses()]
@@ -102,6 +112,11 @@ def join(*args: typing.Any, **kwargs: typing.Any) -> Node:
     checksums: verify every tensor; on all nodes or none.
     use_gpus: whether tensors in the memory of GPUs are moved.
     polling: for how many seconds a wait polls before it sleeps; longer polling saves wake-ups, and takes a core.
+    share_gpus: this node's GPUs may also be used by other nodes; on all of them.
+    gpus_wait_on_device: streams of GPUs wait on the device for tensors that are not complete (docs/gpu.md); on both nodes.
+    gpu_reserve_bytes, pinned_reserve_bytes: memory of each GPU that is used, and pinned host memory, to allocate when the
+        GPU is opened.
+    max_host_bytes: limit on the host memory of empty() that other processes can map.
     transfers: False: only the store, barriers and the topology are used.
 
     Raises InvalidArgumentError naming what is missing; BarrierTimeout whose `missing` are the ranks that have not

@@ -2,6 +2,7 @@
 // ferry._core: the classes of the package that are written in C++.
 #include <nanobind/nanobind.h>
 
+#include "python/src/communicator.h"
 #include "python/src/completion_queue.h"
 #include "python/src/fork_guard.h"
 #include "python/src/node.h"
@@ -24,4 +25,5 @@ NB_MODULE(_core, core) {
   ferry::python::DefineNode(core);
   ferry::python::DefineStep(core);
   ferry::python::DefineStore(core);
+  ferry::python::DefineCommunicator(core);
 }

@@ -31,7 +31,9 @@ std::shared_ptr<JoinedNode> Join(std::optional<std::string> address, std::option
                                  nb::handle connect_timeout, std::string transport,
                                  std::string listen, std::string advertise, bool recoverable,
                                  bool checksums, bool use_gpus, bool eager, std::string job_token,
-                                 bool transfers, double polling) {
+                                 bool transfers, double polling, bool share_gpus,
+                                 bool gpus_wait_on_device, size_t gpu_reserve_bytes,
+                                 size_t pinned_reserve_bytes, size_t max_host_bytes) {
   NodeOptions options;
   options.coordinator_address = address.value_or("");
   options.rank = rank;
@@ -48,6 +50,11 @@ std::shared_ptr<JoinedNode> Join(std::optional<std::string> address, std::option
   options.transfer.use_eager_sends = eager;
   options.transfer.job_token = std::move(job_token);
   options.transfer.polling_time = absl::Seconds(polling);
+  options.share_gpus = share_gpus;
+  options.transfer.gpus_wait_on_device = gpus_wait_on_device;
+  options.transfer.gpu_reserve_bytes = gpu_reserve_bytes;
+  options.transfer.pinned_reserve_bytes = pinned_reserve_bytes;
+  options.transfer.max_host_bytes = max_host_bytes;
   const absl::Duration default_timeout = Timeout::Parse(timeout, absl::Minutes(5));
   CancellationToken cancellation;
   options.cancellation = cancellation;
@@ -166,23 +173,30 @@ void DefineNode(nb::module_& core) {
              std::optional<int> world_size, nb::handle timeout, nb::handle connect_timeout,
              std::string transport, std::string listen, std::string advertise, bool recoverable,
              bool checksums, bool use_gpus, bool eager, std::string job_token, bool transfers,
-             double polling) {
+             double polling, bool share_gpus, bool gpus_wait_on_device, size_t gpu_reserve_bytes,
+             size_t pinned_reserve_bytes, size_t max_host_bytes) {
             new (self) PyNode{Join(std::move(address), rank, world_size, timeout, connect_timeout,
                                    std::move(transport), std::move(listen), std::move(advertise),
                                    recoverable, checksums, use_gpus, eager, std::move(job_token),
-                                   transfers, polling)};
+                                   transfers, polling, share_gpus, gpus_wait_on_device,
+                                   gpu_reserve_bytes, pinned_reserve_bytes, max_host_bytes)};
           },
           "address"_a = nb::none(), nb::kw_only(), "rank"_a = nb::none(),
           "world_size"_a = nb::none(), "timeout"_a.none() = Timeout::Default(),
           "connect_timeout"_a.none() = Timeout::Default(), "transport"_a = "", "listen"_a = ":0",
           "advertise"_a = "", "recoverable"_a = false, "checksums"_a = false, "use_gpus"_a = true,
           "eager"_a = true, "job_token"_a = "", "transfers"_a = true, "polling"_a = 20e-6,
+          "share_gpus"_a = false, "gpus_wait_on_device"_a = false, "gpu_reserve_bytes"_a = 0,
+          "pinned_reserve_bytes"_a = 0, "max_host_bytes"_a = 0,
           nb::sig("def __init__(self, address: str | None = None, *, rank: int | None = None, "
                   "world_size: int | None = None, timeout: float | datetime.timedelta = ..., "
                   "connect_timeout: float | datetime.timedelta = ..., transport: str = '', "
                   "listen: str = ':0', advertise: str = '', recoverable: bool = False, "
                   "checksums: bool = False, use_gpus: bool = True, eager: bool = True, "
-                  "job_token: str = '', transfers: bool = True, polling: float = 20e-6) -> None"))
+                  "job_token: str = '', transfers: bool = True, polling: float = 20e-6, "
+                  "share_gpus: bool = False, gpus_wait_on_device: bool = False, "
+                  "gpu_reserve_bytes: int = 0, pinned_reserve_bytes: int = 0, max_host_bytes: int "
+                  "= 0) -> None"))
       .def_prop_ro(
           "rank", [](const PyNode& self) { return self.joined->rank(); }, "This process's rank.")
       .def_prop_ro(
