@@ -71,4 +71,4 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> typing.List[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -44,19 +44,33 @@ class _LoopQueue:
 _queues: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue]" = weakref.WeakKeyDictionary()
 
 
-async def _wait(transfer: "_core.Transfer") -> typing.Any:
+# How often a wait looks whether the receiver of a send is still there, which no event tells of.
+_LOOK_S = 0.5
+
+
+async def wait(transfer: "_core.Transfer", timeout: typing.Any = ...) -> typing.Any:
+    """Transfer.wait() for coroutines. Without a timeout, a receive ends at its own."""
+    seconds = transfer._seconds(timeout)
     if not transfer.done():
         loop = asyncio.get_running_loop()
         queue = _queues.get(loop)
         if queue is None:
             queue = _queues[loop] = _LoopQueue(loop)
-        await queue.wait_for(transfer)
-    return transfer.wait(timeout=0)
+        future = queue.wait_for(transfer)
+        if transfer._ends_by_itself and timeout is ...:
+            await future
+        else:
+            deadline = loop.time() + seconds
+            while not future.done() and loop.time() < deadline:
+                await asyncio.wait([future], timeout=min(_LOOK_S, deadline - loop.time()))
+                if not transfer._ends_by_itself:
+                    transfer._check_receiver()
+    return transfer._result(seconds)
 
 
 def await_transfer(transfer: "_core.Transfer") -> typing.Generator[typing.Any, None, typing.Any]:
     """Transfer.__await__."""
-    return _wait(transfer).__await__()
+    return wait(transfer).__await__()
 
 
 async def run_blocking(call: typing.Callable[[], typing.Any]) -> typing.Any:

@@ -84,11 +84,28 @@ _CLASSES: typing.Dict[str, typing.Type[FerryError]] = {
 }
 
 
+# Tracebacks show the public names.
+for _class in (FerryError, FerryTimeoutError, BarrierTimeout, JobFailedError, *_CLASSES.values()):
+    _class.__module__ = "ferry"
+
+
+def text_of(error: typing.Optional[BaseException]) -> str:
+    """What the other nodes are told of an exception that ends a step or a node."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        # Its __str__ raises.
+        text = type(error).__name__
+    return text.encode(errors="replace").decode()
+
+
 def from_status(code: str, message: str, *, missing: typing.List[int], phase: typing.Optional[str],
                 **fields: typing.Any) -> FerryError:
     """The exception for a status of the C++ API."""
     cls = _CLASSES.get(code, FerryError)
     if code == "ABORTED" and fields["rank"] is None and "step" not in message:
+        cls = JobFailedError
+    elif code == "FAILED_PRECONDITION" and "has left the job" in message:
         cls = JobFailedError
     elif code == "ABORTED" and ("has left the job" in message or "restarted" in message):
         cls = PeerDiedError

@@ -6,6 +6,7 @@ import typing
 import weakref
 
 from ferry import _async, _core
+from ferry._errors import text_of
 from ferry._step import Step
 from ferry._store import Store, Watch
 
@@ -78,7 +79,7 @@ class Node(_core.Node):
                  traceback: typing.Optional[types.TracebackType]) -> None:
         is_failure = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if is_failure and not self.closed:
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(text_of(error))
         else:
             self.close()
 

@@ -4,6 +4,7 @@ import types
 import typing
 
 from ferry import _async, _core, _tree
+from ferry._errors import text_of
 
 if typing.TYPE_CHECKING:
     import datetime
@@ -22,6 +23,8 @@ class Step(_core.Step):
 
     async def arecv(self, key: str, source: Peer, *, like: typing.Any = None, **arguments: typing.Any) -> typing.Any:
         """recv() for coroutines. Cancelling the task cancels the receive."""
+        if like is not None and arguments.get("out") is not None:
+            raise TypeError("like= and out= exclude each other")
         transfer = self.irecv(key, source, **arguments)
         try:
             received = await transfer
@@ -30,9 +33,10 @@ class Step(_core.Step):
             transfer.cancel()
         return received if like is None else _convert(received, like)
 
-    async def asend(self, array: typing.Any, key: str, to: Peer, **arguments: typing.Any) -> None:
+    async def asend(self, array: typing.Any, key: str, to: Peer, *, timeout: typing.Any = ...,
+                    **arguments: typing.Any) -> None:
         """send() for coroutines."""
-        await self.isend(array, key, to, **arguments)
+        await _async.wait(self.isend(array, key, to, **arguments), timeout)
 
     async def aflush(self, **arguments: typing.Any) -> None:
         """flush() for coroutines."""
@@ -56,7 +60,11 @@ class Step(_core.Step):
 
         out: arrays to receive into, in the order of the keys. Raises as recv, for the first that fails.
         """
+        if like is not None and out is not None:
+            raise TypeError("like= and out= exclude each other")
         names = list(keys)
+        if out is not None and len(out) != len(names):
+            raise ValueError(f"there are {len(out)} arrays in out= for {len(names)} keys")
         received = self._recv_many(names, source, outs=out, **arguments)
         if like is not None:
             received = [_convert(each, like) for each in received]
@@ -93,7 +101,7 @@ class Step(_core.Step):
         if error is None:
             self.close()
         else:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.abort(text_of(error))
 
     async def __aenter__(self) -> "Step":
         return self
@@ -104,7 +112,7 @@ class Step(_core.Step):
         if error is None:
             await self.aclose()
         else:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.abort(text_of(error))
 
     def __repr__(self) -> str:
         return f"<ferry.Step {self.id}>"

@@ -21,7 +21,8 @@ class KeyChange(typing.NamedTuple):
 
 
 class Store(_core.Store):
-    """The job's key-value store, at the coordinator; it begins empty. Keys and values are bytes; text is UTF-8.
+    """The job's key-value store, at the coordinator. Keys and values are bytes; text is UTF-8. The keys that begin with
+    "ferry/" are Ferry's own; there are no others at first.
 
     get() waits for a key. As a mapping it does not: store["k"] raises KeyError. Iteration and len() read all keys.
     """

@@ -61,7 +61,7 @@ def build(description: bytes, leaves: typing.Sequence[typing.Any]) -> typing.Any
     """The tree with these arrays. Raises ValueError for a description that is malformed."""
     try:
         return _build(json.loads(description.decode("utf-8", "surrogatepass")), leaves, 0)
-    except (ValueError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the description of the tree is malformed: {error}") from error
 
 

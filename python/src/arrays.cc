@@ -206,8 +206,34 @@ std::optional<ImportedArray> TryImportBuffer(nb::handle array, ArrayUse use, siz
   return result;
 }
 
+// A copy of elements that are not contiguous. Nullopt, with no error set: as TryImportBuffer.
+std::optional<ImportedArray> TryCopyBuffer(nb::handle array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_FULL_RO) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  struct ViewGuard {
+    Py_buffer* view;
+    ~ViewGuard() { PyBuffer_Release(view); }
+  } const guard{&view};
+  const std::optional<DataType> type =
+      TypeOfFormat(view.format == nullptr ? "B" : view.format, static_cast<size_t>(view.itemsize));
+  if (!type.has_value()) return std::nullopt;
+  const std::vector<int64_t> shape(view.shape, view.shape + view.ndim);
+  ImportedArray result;
+  result.is_immutable = true;
+  result.tensor = WrapOrRaise(Tensor::Allocate(*type, shape), array);
+  if (view.len > 0 &&
+      PyBuffer_ToContiguous(result.tensor.mutable_data(), &view, view.len, 'C') != 0) {
+    throw nb::python_error();
+  }
+  return result;
+}
+
 ImportedArray ImportBuffer(nb::handle array, ArrayUse use, size_t copied_bytes) {
   std::optional<ImportedArray> result = TryImportBuffer(array, use, copied_bytes);
+  if (!result.has_value() && use == ArrayUse::kRead) result = TryCopyBuffer(array);
   if (result.has_value()) return *std::move(result);
   RaiseBufferError(absl::StrCat(
       "cannot take a ", TypeName(array), ": its buffer must be contiguous",
@@ -244,9 +270,11 @@ ImportedArray ImportCudaArray(nb::handle array, ArrayUse use) {
       if (kind == 'b' && bytes == 1) type = DataType::kBool;
       if (kind == 'i') type = TypeOfFormat("b", static_cast<size_t>(bytes));
       if (kind == 'u') type = TypeOfFormat("B", static_cast<size_t>(bytes));
-      if (kind == 'f')
-        type = bytes == 2 ? DataType::kHalf : bytes == 4 ? DataType::kFloat : DataType::kDouble;
-      if (kind == 'c') type = bytes == 8 ? DataType::kComplex64 : DataType::kComplex128;
+      if (kind == 'f' && bytes == 2) type = DataType::kHalf;
+      if (kind == 'f' && bytes == 4) type = DataType::kFloat;
+      if (kind == 'f' && bytes == 8) type = DataType::kDouble;
+      if (kind == 'c' && bytes == 8) type = DataType::kComplex64;
+      if (kind == 'c' && bytes == 16) type = DataType::kComplex128;
     }
   }
   if (!type.has_value()) refuse(absl::StrCat("Ferry has no type ", typestr));
@@ -256,6 +284,7 @@ ImportedArray ImportCudaArray(nb::handle array, ArrayUse use) {
   if (interface.contains("strides") && !nb::object(interface["strides"]).is_none()) {
     int64_t expected = static_cast<int64_t>(ElementBytes(*type));
     const auto strides = nb::cast<nb::tuple>(interface["strides"]);
+    if (strides.size() != shape.size()) refuse("it has not as many strides as dimensions");
     for (size_t i = shape.size(); i-- > 0;) {
       if (shape[i] != 1 && nb::cast<int64_t>(strides[i]) != expected)
         refuse("it is not contiguous");
@@ -263,6 +292,7 @@ ImportedArray ImportCudaArray(nb::handle array, ArrayUse use) {
     }
   }
   const auto data = nb::cast<nb::tuple>(interface["data"]);
+  if (data.size() != 2) refuse("its data is no pair");
   if (use == ArrayUse::kWrite && nb::cast<bool>(data[1])) refuse("it is read-only");
   ImportedArray result;
   result.borrowed = std::make_shared<BorrowedMemory>();

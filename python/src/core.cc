@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry._core: the classes of the package that are written in C++.
+#include <exception>
+#include <typeinfo>
+
 #include <nanobind/nanobind.h>
 
 #include "python/src/communicator.h"
@@ -15,6 +18,14 @@
 NB_MODULE(_core, core) {
   // The interpreter ends without destroying the objects of modules.
   nanobind::set_leak_warnings(false);
+  // Of values of the program's: a number out of range, a list in place of a tuple.
+  nanobind::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::bad_cast&) {
+      PyErr_SetString(PyExc_TypeError, "an argument is of a wrong type, or out of range");
+    }
+  });
   // Counts forks from now on.
   [[maybe_unused]] const ferry::python::ForkGuard guard;
   core.doc() = "The C++ part of the package ferry, which has its public names.";

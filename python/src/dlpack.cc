@@ -249,6 +249,7 @@ ImportedArray ImportByExchangeApi(const DLPackExchangeAPI& api, nb::handle array
 ImportedArray ImportByCapsule(nb::handle array, ArrayUse use) {
   // Before the capsule is asked for: arrays of a GPU then have to order their work.
   const nb::tuple device = nb::cast<nb::tuple>(array.attr("__dlpack_device__")());
+  if (device.size() != 2) RaiseBufferError("__dlpack_device__ has returned no pair");
   const int device_type = nb::cast<int>(device[0]);
   const bool is_on_gpu = device_type == kDlCuda || device_type == kDlCudaManaged;
   const nb::object stream = is_on_gpu ? nb::object(nb::int_(1)) : nb::none();

@@ -61,7 +61,8 @@ std::shared_ptr<JoinedNode> Join(std::optional<std::string> address, std::option
   auto node = CallInterruptibly<absl::StatusOr<std::unique_ptr<Node>>>(
       [options] { return Node::Join(options); },
       [cancellation]() mutable { cancellation.Cancel(absl::CancelledError("interrupted")); });
-  return std::make_shared<JoinedNode>(ValueOf(std::move(node)), default_timeout);
+  return std::make_shared<JoinedNode>(ValueOf(std::move(node), {.waited = options.connect_timeout}),
+                                      default_timeout);
 }
 
 nb::object Statuses(const PyNode& self) {
@@ -112,13 +113,16 @@ JoinedNode::~JoinedNode() {
   node_ = nullptr;
 }
 
-std::shared_ptr<Node> JoinedNode::Use() const {
+void JoinedNode::CheckNotForked() const {
   if (fork_guard_.is_inherited()) {
     Raise(absl::FailedPreconditionError(
         "this process was forked from one that has joined a job, and cannot use its node: join "
-        "after "
-        "the fork, or start processes by \"spawn\" (multiprocessing.set_start_method)"));
+        "after the fork, or start processes by \"spawn\" (multiprocessing.set_start_method)"));
   }
+}
+
+std::shared_ptr<Node> JoinedNode::Use() const {
+  CheckNotForked();
   DeferredReleases::Get().Run();
   if (node_ == nullptr) Raise(ClosedError());
   return node_;
@@ -221,7 +225,8 @@ void DefineNode(nb::module_& core) {
             const std::shared_ptr<Node> node = self.joined->Use();
             const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
             ErrorContext context{.key = name, .waited = limit};
-            Check(CallInterruptibly<absl::Status>(
+            Check(CallOfNode<absl::Status>(
+                      *self.joined,
                       [node, name, limit, ranks] {
                         return node->coordinator().Barrier(name, limit, ranks);
                       },
@@ -245,7 +250,8 @@ A name can be used again. Raises BarrierTimeout, whose `missing` are the ranks t
               for (int rank = 0; rank < self.joined->world_size(); ++rank) ranks->push_back(rank);
             }
             return ValueOf(
-                CallInterruptibly<absl::StatusOr<std::vector<int>>>(
+                CallOfNode<absl::StatusOr<std::vector<int>>>(
+                    *self.joined,
                     [node, ranks, limit] { return node->coordinator().LiveNodes(*ranks, limit); }),
                 {.waited = limit});
           },

@@ -3,9 +3,11 @@
 #ifndef FERRY_PYTHON_SRC_NODE_H_
 #define FERRY_PYTHON_SRC_NODE_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <ferry/node.h>
 #include <nanobind/nanobind.h>
@@ -13,6 +15,7 @@
 #include "absl/time/time.h"
 #include "python/src/errors.h"
 #include "python/src/fork_guard.h"
+#include "python/src/waits.h"
 
 namespace ferry::python {
 
@@ -26,6 +29,10 @@ class JoinedNode final : public std::enable_shared_from_this<JoinedNode> {
   // For one call; may be kept by a thread that makes it.
   // Raises FerryError if the node has left the job, or in a child of fork.
   std::shared_ptr<Node> Use() const;
+  // In a child of fork, which must not touch what is the node's.
+  bool is_inherited() const { return fork_guard_.is_inherited(); }
+  // Raises FerryError there.
+  void CheckNotForked() const;
   // Whether it has left. Pending waits look at this.
   bool is_closed() const { return node_ == nullptr; }
   // What a wait that notices is_closed() ends with.
@@ -49,6 +56,24 @@ class JoinedNode final : public std::enable_shared_from_this<JoinedNode> {
   const int world_size_;
   const Topology topology_;
 };
+
+// A call of the coordinator that waits for other nodes, of a type absl::StatusOr or absl::Status:
+// as CallInterruptibly, and raises ClosedError(), after `interrupt`, when the node is closed
+// meanwhile.
+template <typename T, typename Call>
+T CallOfNode(
+    const JoinedNode& node, Call call, const std::function<void()>& interrupt = [] {}) {
+  auto result = std::make_shared<std::optional<T>>();
+  if (!RunInterruptibly([result, call = std::move(call)]() mutable { result->emplace(call()); },
+                        interrupt, [&node] { return node.is_closed(); })) {
+    {
+      const nanobind::gil_scoped_release release;
+      interrupt();
+    }
+    Raise(node.ClosedError());
+  }
+  return *std::move(*result);
+}
 
 // A `to=` or `source=` argument.
 struct Peer {

@@ -90,6 +90,7 @@ PyTransfer Start(PyStep& self, nb::handle array, std::string key, nb::handle to,
                      .key = std::move(key),
                      .peer = peer.rank,
                      .is_send = true,
+                     .step = step,
                      .borrowed = std::move(outgoing.borrowed),
                      .timeout = self.joined->default_timeout()});
 }
@@ -99,6 +100,16 @@ struct Incoming {
   int peer = 0;
   std::shared_ptr<BorrowedMemory> borrowed;
 };
+
+// The argument require=, or "".
+std::string ParseRequired(const std::optional<std::string>& require) {
+  if (!require.has_value()) return "";
+  for (const char* const path :
+       {"shm", "tcp", "cuda_ipc", "nccl", "local", "eager", "inline", "grpc"}) {
+    if (*require == path) return *require;
+  }
+  RaiseValueError(absl::StrCat("require=\"", *require, "\" is no path; see Transfer.path"));
+}
 
 Incoming PrepareReceive(const PyStep& self, std::string key, const Peer& source,
                         absl::Duration timeout, nb::handle out, nb::handle stream,
@@ -137,6 +148,8 @@ nb::object Converted(nb::object received, nb::handle like) {
 nb::object Recv(PyStep& self, std::string key, nb::handle source, nb::handle timeout,
                 nb::handle out, nb::handle like, nb::handle stream, nb::handle device,
                 std::optional<std::string> require) {
+  const std::string required = ParseRequired(require);
+  if (!out.is_none() && !like.is_none()) RaiseTypeError("like= and out= exclude each other");
   std::shared_ptr<Node> node;
   Step& step = self.Use(node);
   const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
@@ -150,13 +163,14 @@ nb::object Recv(PyStep& self, std::string key, nb::handle source, nb::handle tim
   }
   return Converted(
       PyTransfer::Result(request.Wait(kGrace), request, *self.joined, incoming.operation.id.name,
-                         incoming.peer, out, require.value_or(""), limit),
+                         incoming.peer, out, required, limit),
       like);
 }
 
 PyTransfer Irecv(PyStep& self, std::string key, nb::handle source, nb::handle timeout,
                  nb::handle out, nb::handle stream, nb::handle device,
                  std::optional<std::string> require) {
+  const std::string required = ParseRequired(require);
   std::shared_ptr<Node> node;
   Step& step = self.Use(node);
   const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
@@ -169,7 +183,7 @@ PyTransfer Irecv(PyStep& self, std::string key, nb::handle source, nb::handle ti
                      .request = std::move(request),
                      .borrowed = std::move(incoming.borrowed),
                      .out = nb::borrow(out),
-                     .required_path = require.value_or(""),
+                     .required_path = required,
                      .timeout = limit});
 }
 
@@ -182,6 +196,7 @@ std::vector<PyTransfer> SendMany(PyStep& self, nb::handle items, nb::handle to) 
   std::vector<nb::object> arrays;
   for (const nb::handle item : nb::iter(items)) {
     const auto pair = nb::cast<nb::tuple>(item);
+    if (pair.size() != 2) RaiseTypeError("arrays are given by their keys, as a mapping");
     auto key = nb::cast<std::string>(pair[0]);
     Outgoing outgoing = Prepare(self, pair[1], key, peer, nb::none());
     operations.push_back(std::move(outgoing.operation));
@@ -191,6 +206,7 @@ std::vector<PyTransfer> SendMany(PyStep& self, nb::handle items, nb::handle to) 
                                                  .key = std::move(key),
                                                  .peer = peer.rank,
                                                  .is_send = true,
+                                                 .step = step,
                                                  .borrowed = std::move(outgoing.borrowed),
                                                  .timeout = self.joined->default_timeout()});
   }
@@ -249,6 +265,7 @@ std::vector<PyTransfer> SendTree(PyStep& self, nb::bytes description, nb::handle
     transfers.emplace_back(PyTransfer::Operation{
         .node = self.joined,
         .step_id = step.id(),
+        .step = step,
         .key = std::move(name),
         .peer = peer.rank,
         .is_send = true,
@@ -287,6 +304,7 @@ nb::tuple RecvTree(PyStep& self, const std::string& key, nb::handle source, nb::
   const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
   const absl::Time deadline = absl::Now() + limit;
   const Peer peer = ParsePeer(source);
+  const std::string required = ParseRequired(require);
   std::shared_ptr<Node> node;
   Step& step = self.Use(node);
   const auto await = [&](Request& request, const TensorId& id) {
@@ -296,7 +314,7 @@ nb::tuple RecvTree(PyStep& self, const std::string& key, nb::handle source, nb::
     }
     absl::StatusOr<Tensor> tensor = request.Wait(kGrace);
     return PyTransfer::Result(std::move(tensor), request, *self.joined, id.name, peer.rank,
-                              nb::none(), require.value_or(""), limit);
+                              nb::none(), required, limit);
   };
   const TensorId id = {
       .name = TreeKey(key), .source = peer.rank, .destination = self.joined->rank()};
@@ -334,6 +352,7 @@ nb::tuple RecvTree(PyStep& self, const std::string& key, nb::handle source, nb::
 // One request for many, since Python's part of each would cost more than the transfer.
 nb::list RecvMany(PyStep& self, nb::handle keys, nb::handle source, nb::handle timeout,
                   nb::handle outs, nb::handle device, std::optional<std::string> require) {
+  const std::string required = ParseRequired(require);
   std::shared_ptr<Node> node;
   Step& step = self.Use(node);
   const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
@@ -366,7 +385,7 @@ nb::list RecvMany(PyStep& self, nb::handle keys, nb::handle source, nb::handle t
     }
     results.append(PyTransfer::Result(
         requests[i].Wait(kGrace), requests[i], *self.joined, operations[i].id.name, peer.rank,
-        outs.is_none() ? nb::handle(Py_None) : nb::handle(arrays[i]), require.value_or(""), limit));
+        outs.is_none() ? nb::handle(Py_None) : nb::handle(arrays[i]), required, limit));
   }
   return results;
 }
@@ -437,7 +456,7 @@ void DefineStep(nb::module_& core) {
           [](PyStep& self, nb::handle array, std::string key, nb::handle to, nb::handle timeout,
              nb::handle stream) {
             const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
-            Start(self, array, std::move(key), to, stream).Wait(limit);
+            Start(self, array, std::move(key), to, stream).Wait(limit, limit);
           },
           "array"_a, "key"_a, "to"_a, nb::kw_only(), "timeout"_a.none() = Timeout::Default(),
           "stream"_a = nb::none(),
@@ -528,6 +547,9 @@ A node cannot open the number again. Raises as flush.)")
       .def(
           "abort",
           [](PyStep& self, const std::string& reason) {
+            self.joined->CheckNotForked();
+            // The end of a block, which must not hide the block's exception.
+            if (self.joined->is_closed()) return;
             std::shared_ptr<Node> node;
             Step& step = self.Use(node);
             {

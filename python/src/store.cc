@@ -43,6 +43,10 @@ std::string Bytes(nb::handle text) {
     if (data == nullptr) throw nb::python_error();
     return {data, static_cast<size_t>(size)};
   }
+  // PyBytes_FromObject takes lists of numbers too.
+  if (PyObject_CheckBuffer(text.ptr()) == 0) {
+    RaiseTypeError("keys and values of the store are str or bytes");
+  }
   const nb::object bytes = nb::steal(PyBytes_FromObject(text.ptr()));
   if (!bytes.is_valid()) throw nb::python_error();
   return {PyBytes_AsString(bytes.ptr()), static_cast<size_t>(PyBytes_Size(bytes.ptr()))};
@@ -98,6 +102,20 @@ struct PyWatch {
   std::shared_ptr<Changes> changes;
   KeyWatch watch;
   std::string prefix;
+
+  ~PyWatch() { Close(); }
+  void Close() {
+    if (joined->is_inherited()) {
+      // Its locks may be held for ever.
+      [[maybe_unused]] auto* const leaked = new KeyWatch(std::move(watch));
+      return;
+    }
+    KeyWatch ended = std::move(watch);
+    std::shared_ptr<Node> used = std::move(node);
+    const nb::gil_scoped_release release;
+    ended = KeyWatch();
+    used = nullptr;
+  }
 };
 
 nb::object ChangeObject(const KeyChange& change) {
@@ -105,14 +123,6 @@ nb::object ChangeObject(const KeyChange& change) {
       KeyObject(change.entry.key),
       change.is_deleted ? nb::object(nb::none()) : nb::object(ToBytes(change.entry.value)),
       change.entry.revision);
-}
-
-void CloseWatch(PyWatch& self) {
-  KeyWatch ended = std::move(self.watch);
-  std::shared_ptr<Node> node = std::move(self.node);
-  const nb::gil_scoped_release release;
-  ended = KeyWatch();
-  node = nullptr;
 }
 
 }  // namespace
@@ -130,7 +140,8 @@ void DefineStore(nb::module_& core) {
             const std::string name = Bytes(key);
             const absl::Duration limit = self.LimitOf(timeout);
             CancellationToken token;
-            return ToBytes(ValueOf(CallInterruptibly<absl::StatusOr<std::string>>(
+            return ToBytes(ValueOf(CallOfNode<absl::StatusOr<std::string>>(
+                                       *self.joined,
                                        [node, name, limit, token] {
                                          return node->coordinator().Get(name, limit, token);
                                        },
@@ -151,7 +162,8 @@ void DefineStore(nb::module_& core) {
             const absl::Duration limit = self.LimitOf(timeout);
             CancellationToken token;
             const auto values =
-                ValueOf(CallInterruptibly<absl::StatusOr<std::vector<std::string>>>(
+                ValueOf(CallOfNode<absl::StatusOr<std::vector<std::string>>>(
+                            *self.joined,
                             [node, names, limit, token] {
                               return node->coordinator().GetAll(names, limit, token);
                             },
@@ -269,10 +281,10 @@ void DefineStore(nb::module_& core) {
                                std::move(changes), std::move(started), std::move(name)};
           },
           "node"_a, "prefix"_a)
-      .def("__del__", CloseWatch)
       .def(
           "next",
           [](PyWatch& self, nb::handle timeout) {
+            self.joined->CheckNotForked();
             const absl::Duration limit = Timeout::Parse(timeout, self.joined->default_timeout());
             std::optional<KeyChange> change;
             bool is_closed = false;
@@ -310,7 +322,7 @@ Raises FerryTimeoutError.)")
       .def(
           "fileno", [](PyWatch& self) { return self.signal->fd(); },
           "A descriptor that is readable when there are changes.")
-      .def("close", CloseWatch, "Ends the watch.");
+      .def("close", &PyWatch::Close, "Ends the watch.");
 }
 
 }  // namespace ferry::python

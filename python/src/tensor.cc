@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -107,6 +108,10 @@ int GetBuffer(PyObject* self, Py_buffer* view, int flags) {
                     "the tensor is read-only: it was sent, or is a view of a peer's memory");
     return -1;
   }
+  if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && tensor.shape().size() > 1) {
+    PyErr_SetString(PyExc_BufferError, "the tensor is contiguous in C order, not in Fortran order");
+    return -1;
+  }
   auto state = std::make_unique<BufferState>();
   state->tensor = tensor;
   const auto item_bytes = static_cast<Py_ssize_t>(ElementBytes(tensor.dtype()));
@@ -160,13 +165,12 @@ nb::object ToDlpack(const PyTensor& self, nb::handle stream, nb::handle max_vers
     RaiseValueError("stream= is for tensors in the memory of a GPU");
   }
   const bool is_versioned =
-      !max_version.is_none() && nb::cast<int>(nb::borrow<nb::tuple>(max_version)[0]) >= 1;
+      !max_version.is_none() && nb::cast<std::pair<int, int>>(max_version).first >= 1;
   if (!dl_device.is_none()) {
-    const auto wanted = nb::borrow<nb::tuple>(dl_device);
-    const int type = nb::cast<int>(wanted[0]);
+    const auto [type, index] = nb::cast<std::pair<int, int>>(dl_device);
     const bool is_here = tensor.device() == Device::Host()
                              ? type == kDlCpu
-                             : type == kDlCuda && nb::cast<int>(wanted[1]) == tensor.device().index;
+                             : type == kDlCuda && index == tensor.device().index;
     if (!is_here) {
       RaiseBufferError(absl::StrCat("the tensor is on ", DeviceName(tensor.device()),
                                     "; it is moved to another device by a step"));

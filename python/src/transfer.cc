@@ -8,7 +8,9 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "python/src/deferred_release.h"
 #include "python/src/errors.h"
 #include "python/src/tensor.h"
@@ -23,6 +25,19 @@ namespace {
 // Whether tensors of that path are the receiver's own. The others may be views of a peer's memory.
 bool IsOwnCopy(absl::string_view path) {
   return path == "eager" || path == "inline" || path == "tcp" || path == "grpc" || path == "nccl";
+}
+
+// Why the receiver of a send in `step` will not take it; OK if it may.
+absl::Status ReceiverFailure(Step& step, Node& node, int receiver) {
+  // Of all sends of the step, of which another one's receiver may be the one that has died.
+  const absl::Status status = step.Flush(absl::ZeroDuration());
+  if (status.ok() || absl::IsDeadlineExceeded(status)) return absl::OkStatus();
+  const absl::StatusOr<std::vector<NodeStatus>> nodes = node.coordinator().Nodes();
+  if (!nodes.ok()) return nodes.status();
+  for (const NodeStatus& each : *nodes) {
+    if (each.rank == receiver && each.state == NodeState::kJoined) return absl::OkStatus();
+  }
+  return status;
 }
 
 }  // namespace
@@ -41,18 +56,76 @@ bool AwaitRequest(Request& request, const JoinedNode& node, absl::Duration timeo
   return is_done;
 }
 
-bool AwaitBorrowed(BorrowedMemory& borrowed, const JoinedNode& node, absl::Duration timeout) {
+void PyTransfer::CheckReceiver() const {
+  if (is_done()) return;
+  const std::shared_ptr<Node> node = operation_.node->Use();
+  Step step = *operation_.step;
+  absl::Status failure;
+  {
+    const nb::gil_scoped_release release;
+    failure = ReceiverFailure(step, *node, operation_.peer);
+  }
+  if (!is_done()) Check(failure, context());
+}
+
+bool PyTransfer::AwaitRelease(absl::Duration timeout) const {
+  BorrowedMemory& borrowed = *operation_.borrowed;
   if (borrowed.is_released()) return true;
+  std::shared_ptr<Node> node;
+  if (!operation_.node->is_closed()) node = operation_.node->Use();
   bool is_closed = false;
+  absl::Status failure;
   const bool is_done = WaitInSlices(timeout, [&](absl::Duration slice) {
     if (borrowed.AwaitRelease(slice)) return true;
-    const nb::gil_scoped_acquire acquire;
-    is_closed = node.is_closed();
-    return is_closed;
+    {
+      const nb::gil_scoped_acquire acquire;
+      is_closed = operation_.node->is_closed();
+    }
+    if (is_closed || node == nullptr) return is_closed;
+    Step step = *operation_.step;
+    failure = ReceiverFailure(step, *node, operation_.peer);
+    return !failure.ok();
   });
+  if (borrowed.is_released()) return true;
   // The node's end releases what it has borrowed, but views of its receivers may live on.
-  if (is_closed && !borrowed.is_released()) Raise(node.ClosedError());
+  if (is_closed) Raise(operation_.node->ClosedError());
+  Check(failure, context());
   return is_done;
+}
+
+// Shared with the callback of the request or of the memory, of which there is one.
+class PyTransfer::Waiters final {
+ public:
+  void Add(std::shared_ptr<CompletionQueue> queue, uint64_t ticket) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!is_done_) {
+        waiting_.emplace_back(std::move(queue), ticket);
+        return;
+      }
+    }
+    queue->Add(ticket);
+  }
+  void Wake() ABSL_LOCKS_EXCLUDED(mu_) {
+    std::vector<std::pair<std::shared_ptr<CompletionQueue>, uint64_t>> waiting;
+    {
+      absl::MutexLock lock(&mu_);
+      is_done_ = true;
+      waiting.swap(waiting_);
+    }
+    for (const auto& [queue, ticket] : waiting) queue->Add(ticket);
+  }
+
+ private:
+  absl::Mutex mu_;
+  bool is_done_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::pair<std::shared_ptr<CompletionQueue>, uint64_t>> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+PyTransfer::~PyTransfer() {
+  if (operation_.node == nullptr || !operation_.node->is_inherited()) return;
+  // A cancellation needs the parent's threads.
+  [[maybe_unused]] auto* const leaked = new Request(std::move(operation_.request));
 }
 
 ErrorContext PyTransfer::context() const {
@@ -71,18 +144,17 @@ bool PyTransfer::is_buffer_released() const {
   return operation_.borrowed == nullptr || operation_.request.done();
 }
 
-nb::object PyTransfer::Wait(absl::Duration timeout) {
+nb::object PyTransfer::Wait(absl::Duration timeout, absl::Duration said) {
+  operation_.node->CheckNotForked();
   const auto what = [&] {
     return absl::StrCat("\"", operation_.key, "\" in step ", operation_.step_id);
   };
   if (operation_.is_send) {
-    if (operation_.borrowed != nullptr &&
-        !AwaitBorrowed(*operation_.borrowed, *operation_.node, timeout)) {
+    if (operation_.borrowed != nullptr && !AwaitRelease(timeout)) {
       ErrorContext error = context();
-      error.waited = timeout;
+      error.waited = said;
       Raise(absl::DeadlineExceededError(absl::StrCat("rank ", operation_.peer, " has not received ",
-                                                     what(), " within ",
-                                                     absl::FormatDuration(timeout),
+                                                     what(), " within ", absl::FormatDuration(said),
                                                      "; its memory must not be changed yet "
                                                      "(Transfer.buffer_released)")),
             error);
@@ -91,12 +163,12 @@ nb::object PyTransfer::Wait(absl::Duration timeout) {
   }
   if (!AwaitRequest(operation_.request, *operation_.node, timeout)) {
     ErrorContext error = context();
-    error.waited = timeout;
+    error.waited = said;
     const absl::Status status = operation_.request.Wait(absl::ZeroDuration()).status();
     if (!operation_.request.done()) {
       const std::string phase = TransferPhase(status);
       absl::Status late = absl::DeadlineExceededError(absl::StrCat(
-          "waited ", absl::FormatDuration(timeout), " for ", what(), " from rank ", operation_.peer,
+          "waited ", absl::FormatDuration(said), " for ", what(), " from rank ", operation_.peer,
           ": ", phase, "; the receive goes on: wait again, or cancel it"));
       status.ForEachPayload([&late](absl::string_view url, const absl::Cord& payload) {
         late.SetPayload(url, payload);
@@ -132,11 +204,17 @@ nb::object PyTransfer::Result(absl::StatusOr<Tensor> tensor, const Request& requ
 }
 
 void PyTransfer::Cancel() {
+  operation_.node->CheckNotForked();
   if (!operation_.is_send) operation_.request.Cancel();
 }
 
 void PyTransfer::Notify(std::shared_ptr<CompletionQueue> queue, uint64_t ticket) {
-  auto notify = [queue = std::move(queue), ticket] { queue->Add(ticket); };
+  operation_.node->CheckNotForked();
+  const bool is_first = waiters_ == nullptr;
+  if (is_first) waiters_ = std::make_shared<Waiters>();
+  waiters_->Add(std::move(queue), ticket);
+  if (!is_first) return;
+  auto notify = [waiters = waiters_] { waiters->Wake(); };
   if (!operation_.is_send) return operation_.request.Notify(std::move(notify));
   if (operation_.borrowed == nullptr) return notify();
   operation_.borrowed->NotifyRelease(std::move(notify));
@@ -151,7 +229,9 @@ not done.)")
       .def(
           "wait",
           [](PyTransfer& self, nb::handle timeout) {
-            return self.Wait(Timeout::Parse(timeout, self.operation().node->default_timeout()));
+            const absl::Duration limit =
+                Timeout::Parse(timeout, self.operation().node->default_timeout());
+            return self.Wait(limit, limit);
           },
           "timeout"_a.none() = Timeout::Default(),
           nb::sig("def wait(self, timeout: float | datetime.timedelta = ...) -> typing.Any"),
@@ -189,6 +269,23 @@ Raises what the operation fails with, or FerryTimeoutError, which does not end t
           "peer", [](const PyTransfer& self) { return self.operation().peer; },
           "The rank of the other side.")
       .def("_notify", &PyTransfer::Notify, "queue"_a, "ticket"_a)
+      .def_prop_ro("_ends_by_itself",
+                   [](const PyTransfer& self) { return !self.operation().is_send; })
+      .def("_check_receiver", &PyTransfer::CheckReceiver,
+           "Raises what the receiver of a send that is not done has died of.")
+      .def(
+          "_seconds",
+          [](const PyTransfer& self, nb::handle timeout) {
+            return absl::ToDoubleSeconds(
+                Timeout::Parse(timeout, self.operation().node->default_timeout()));
+          },
+          "timeout"_a, "A timeout= argument in seconds, or the job's for `...`.")
+      .def(
+          "_result",
+          [](PyTransfer& self, double waited) {
+            return self.Wait(absl::ZeroDuration(), absl::Seconds(waited));
+          },
+          "waited"_a, "As wait(), of a wait that was `waited` seconds long and is over.")
       .def(
           "__await__",
           [](nb::handle self) {

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ferry/request.h>
+#include <ferry/step.h>
 #include <nanobind/nanobind.h>
 
 #include "python/src/arrays.h"
@@ -26,6 +28,8 @@ class PyTransfer final {
     std::string key;
     int peer = 0;
     bool is_send = false;
+    // That of a send.
+    std::optional<Step> step;
     Request request;
     // The program's memory that is read or written; null: none.
     std::shared_ptr<BorrowedMemory> borrowed;
@@ -37,17 +41,22 @@ class PyTransfer final {
   };
 
   explicit PyTransfer(Operation operation) : operation_(std::move(operation)) {}
+  PyTransfer(PyTransfer&&) = default;
+  ~PyTransfer();
 
   // The received tensor, or `out`; None for a send.
-  nanobind::object Wait(absl::Duration timeout);
+  //   said: the wait that errors tell of, of which this may be the last part.
+  nanobind::object Wait(absl::Duration timeout, absl::Duration said);
   bool is_done() const;
   // The same, after the node's arrivals have been handled.
   bool Poll();
+  // Raises what the receiver of a send that is not done has died of.
+  void CheckReceiver() const;
   void Cancel();
   std::string path() const { return operation_.request.path(); }
   // The program may change or free its memory: it will be neither read nor written any more.
   bool is_buffer_released() const;
-  // Adds `ticket` to the queue once it is done.
+  // Adds `ticket` to the queue once it is done. May be called by several that wait.
   void Notify(std::shared_ptr<CompletionQueue> queue, uint64_t ticket);
   const Operation& operation() const { return operation_; }
 
@@ -58,16 +67,22 @@ class PyTransfer final {
                                  absl::Duration timeout);
 
  private:
+  // Those that wait in event loops.
+  class Waiters;
+
   ErrorContext context() const;
+  // Waits until a send uses the memory no more. As AwaitRequest; raises what its receiver has died
+  // of too.
+  bool AwaitRelease(absl::Duration timeout) const;
 
   Operation operation_;
+  // Null: there was none yet.
+  std::shared_ptr<Waiters> waiters_;
 };
 
 // Waits until `request` is done. Raises what signal handlers raise; and the error of a node that
 // has left the job meanwhile. Returns false once `timeout` has passed.
 bool AwaitRequest(Request& request, const JoinedNode& node, absl::Duration timeout);
-// The same for memory that a send has borrowed.
-bool AwaitBorrowed(BorrowedMemory& borrowed, const JoinedNode& node, absl::Duration timeout);
 
 void DefineTransfer(nanobind::module_& core);
 

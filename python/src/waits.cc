@@ -107,10 +107,12 @@ bool WaitInSlices(absl::Duration timeout, absl::FunctionRef<bool(absl::Duration 
   }
 }
 
-void RunInterruptibly(std::function<void()> call, const std::function<void()>& interrupt) {
-  if (!IsMainThread()) {
+bool RunInterruptibly(std::function<void()> call, const std::function<void()>& interrupt,
+                      const std::function<bool()>& is_over) {
+  if (is_over == nullptr && !IsMainThread()) {
     const nb::gil_scoped_release release;
-    return call();
+    call();
+    return true;
   }
   const auto done = std::make_shared<absl::Notification>();
   CallCount::Get().Add(1);
@@ -121,15 +123,21 @@ void RunInterruptibly(std::function<void()> call, const std::function<void()>& i
     CallCount::Get().Add(-1);
     done->Notify();
   }).detach();
+  bool has_ended = false;
   try {
-    WaitInSlices(absl::Hours(24 * 365), [&done](absl::Duration slice) {
-      return done->WaitForNotificationWithTimeout(slice);
+    WaitInSlices(absl::Hours(24 * 365), [&](absl::Duration slice) {
+      if (done->WaitForNotificationWithTimeout(slice)) return true;
+      if (is_over == nullptr) return false;
+      const nb::gil_scoped_acquire acquire;
+      has_ended = is_over();
+      return has_ended;
     });
   } catch (nb::python_error&) {
     const nb::gil_scoped_release release;
     interrupt();
     throw;
   }
+  return !has_ended || done->HasBeenNotified();
 }
 
 }  // namespace ferry::python

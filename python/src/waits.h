@@ -36,7 +36,10 @@ bool WaitInSlices(absl::Duration timeout, absl::FunctionRef<bool(absl::Duration 
 // or, on the main thread, which must handle signals, on one of its own. Raises what a signal
 // handler raises, after `interrupt`, which should end the call; the call's thread is not waited
 // for, so that what it uses must be owned by it.
-void RunInterruptibly(std::function<void()> call, const std::function<void()>& interrupt);
+//   is_over: ends the wait too, without `interrupt`; null: nothing does. Looked at with the GIL.
+// Returns false if that has ended it.
+bool RunInterruptibly(std::function<void()> call, const std::function<void()>& interrupt,
+                      const std::function<bool()>& is_over = nullptr);
 
 // Waits until no thread is in a call that was interrupted; false: `timeout` has passed. For the end
 // of the interpreter: such a thread may hold the last reference to a node.

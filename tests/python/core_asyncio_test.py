@@ -141,8 +141,9 @@ class AsyncioTest(job.Case):
             with self.assertRaises(ferry.BarrierTimeout) as caught:
                 await self.first_node.abarrier("b", timeout=SHORT_S)
             self.assertEqual(list(caught.exception.missing), [1])
-            with self.assertRaises(ferry.FerryTimeoutError):
+            with self.assertRaises(ferry.FerryTimeoutError) as caught:
                 await self.first.asend(bytearray(1 << 20), "big", to=1, timeout=SHORT_S)
+            self.assertAlmostEqual(caught.exception.waited, SHORT_S)
             transfer = self.second.irecv("t", source=0, timeout=PATIENCE_S)
             task = asyncio.ensure_future(transfer)
             await asyncio.sleep(0)

@@ -306,13 +306,15 @@ class DeathTest(job.Case):
     def test_kill_9_of_the_coordinator(self):
         one = self.job(2)
         first, second = one.nodes()
+        first.step(1).send(b"1", "hello", to=1)
+        second.step(1).recv("hello", source=0, timeout=PATIENCE_S)
         waiting = [Later(first.barrier, "b", timeout=3), Later(first.store.get, "none", timeout=3)]
         time.sleep(SHORT_S)
         one.coordinator.kill()
         for call in waiting:
             with self.assertRaises(ferry.FerryError):
                 call.result()
-        # Both are still there, and tensors need no coordinator.
+        # Both are still there, and tensors of nodes that are connected need no coordinator.
         first.step(1).isend(b"1", "t", to=1)
         self.assertEqual(second.step(1).recv("t", source=0, timeout=PATIENCE_S).tobytes(), b"1")
         job.in_threads(first.close, second.close)

@@ -115,5 +115,6 @@ class Later:
 
 def main():
     # Tells where a test hangs, before ctest ends it.
+    faulthandler.enable()
     faulthandler.dump_traceback_later(220, exit=True)
     harness.main()
