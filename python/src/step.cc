@@ -265,10 +265,10 @@ std::vector<PyTransfer> SendTree(PyStep& self, nb::bytes description, nb::handle
     transfers.emplace_back(PyTransfer::Operation{
         .node = self.joined,
         .step_id = step.id(),
-        .step = step,
         .key = std::move(name),
         .peer = peer.rank,
         .is_send = true,
+        .step = step,
         .borrowed = imported.is_immutable ? nullptr : std::move(imported.borrowed),
         .timeout = self.joined->default_timeout()});
   }
