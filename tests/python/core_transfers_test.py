@@ -421,7 +421,7 @@ class TransfersTest(job.Case):
         self.raises(ferry.FerryTimeoutError, self.second.recv_tree, "none", source=0, timeout=SHORT_S)
 
     def test_tree_from_a_plain_send_is_refused(self):
-        # What is no description is no crash, nor code that is run.
+        # A malformed description is no crash, nor code that is run.
         for number, content in enumerate((b"", b"garbage", b"{}", b"[", b"\x80\x04.", b"null", b"[" * 20000,
                                             b'{"version":1,"leaves":0,"root":{"a":0}}',
                                             b'{"version":1,"leaves":0,"root":{"a":"x"}}',
@@ -814,7 +814,7 @@ class HostileTest(job.Case):
             step.send(b"1", "t", to=1)
 
     def test_closing_and_using_at_once(self):
-        # Whatever the order, each call returns or raises.
+        # In every order, each call returns or raises.
         for turn in range(10):
             node, = self.nodes(1)
             step = node.step(1)

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 
-# Of tests/interop/in_venv.sh.
+# tests/interop/in_venv.sh adds it.
 sys.argv[1:] = [argument for argument in sys.argv[1:] if not argument.startswith("--python=")]
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "cli"))
 import harness  # noqa: E402
