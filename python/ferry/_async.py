@@ -44,10 +44,6 @@ class _LoopQueue:
 _queues: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue]" = weakref.WeakKeyDictionary()
 
 
-# How often a wait looks whether the receiver of a send is still there, which no event tells of.
-_LOOK_S = 0.5
-
-
 async def wait(transfer: "_core.Transfer", timeout: typing.Any = ...) -> typing.Any:
     """Transfer.wait() for coroutines. Without a timeout, a receive ends at its own."""
     seconds = transfer._seconds(timeout)
@@ -60,11 +56,9 @@ async def wait(transfer: "_core.Transfer", timeout: typing.Any = ...) -> typing.
         if transfer._ends_by_itself and timeout is ...:
             await future
         else:
-            deadline = loop.time() + seconds
-            while not future.done() and loop.time() < deadline:
-                await asyncio.wait([future], timeout=min(_LOOK_S, deadline - loop.time()))
-                if not transfer._ends_by_itself:
-                    transfer._check_receiver()
+            await asyncio.wait([future], timeout=seconds)
+            if not transfer._ends_by_itself and transfer.done():
+                transfer._check_receiver()
     return transfer._result(seconds)
 
 

@@ -12,6 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -74,6 +75,10 @@ struct TypeEntry {
   const DLPackExchangeAPI* api = nullptr;
 };
 
+std::string ModuleOf(nb::handle type) {
+  return nb::cast<std::string>(nb::str(nb::getattr(type, "__module__", nb::str(""))));
+}
+
 TypeEntry Classify(PyTypeObject* type) {
   const nb::handle handle = reinterpret_cast<PyObject*>(type);
   if (nb::type_check(handle) && nb::type_info(handle) == typeid(PyTensor)) {
@@ -83,9 +88,7 @@ TypeEntry Classify(PyTypeObject* type) {
     return {Protocol::kExchangeApi, api};
   }
   // NumPy's arrays have both protocols, and the buffer's costs a third of a capsule.
-  const std::string module =
-      nb::cast<std::string>(nb::str(nb::getattr(handle, "__module__", nb::str(""))));
-  if (module == "numpy") return {Protocol::kNumpy};
+  if (ModuleOf(handle) == "numpy") return {Protocol::kNumpy};
   if (nb::hasattr(handle, "__dlpack__")) return {Protocol::kDlpack};
   if (nb::hasattr(handle, "__cuda_array_interface__")) return {Protocol::kCudaArray};
   if (PyType_GetSlot(type, Py_bf_getbuffer) != nullptr) return {Protocol::kBuffer};
@@ -334,6 +337,10 @@ ImportedArray ImportByType(nb::handle array, ArrayUse use, size_t copied_bytes) 
     case Protocol::kNumpy:
       return ImportNumpy(array, use, copied_bytes);
     case Protocol::kDlpack:
+      // JAX exports its immutable arrays without the flag.
+      if (use == ArrayUse::kWrite && absl::StartsWith(ModuleOf(array.type()), "jax")) {
+        RaiseBufferError("jax.Arrays are immutable: leave out= away, and give like=\"jax\"");
+      }
       return ImportByCapsule(array, use);
     case Protocol::kCudaArray:
       return ImportCudaArray(array, use);

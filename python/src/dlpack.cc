@@ -201,6 +201,14 @@ int CurrentWorkStream(int32_t device_type, int32_t device_id, void** out) {
   return 0;
 }
 
+// What a function of another package's exchange API has failed with.
+[[noreturn]] void RaiseOfPackage() {
+  if (PyErr_Occurred() == nullptr) {
+    RaiseBufferError("the array's package has not exported it, and has not said why");
+  }
+  throw nb::python_error();
+}
+
 }  // namespace
 
 const DLPackExchangeAPI* ExchangeApiOf(PyTypeObject* type) {
@@ -231,8 +239,9 @@ const DLPackExchangeAPI* ExchangeApiOf(PyTypeObject* type) {
 
 ImportedArray ImportByExchangeApi(const DLPackExchangeAPI& api, nb::handle array, ArrayUse use) {
   DLManagedTensorVersioned* managed = nullptr;
-  if (api.managed_tensor_from_py_object_no_sync(array.ptr(), &managed) != 0)
-    throw nb::python_error();
+  if (api.managed_tensor_from_py_object_no_sync(array.ptr(), &managed) != 0 || managed == nullptr) {
+    RaiseOfPackage();
+  }
   auto adopted = std::make_unique<Adopted>();
   adopted->versioned = managed;
   const DLDevice device = managed->dl_tensor.device;
@@ -240,7 +249,7 @@ ImportedArray ImportByExchangeApi(const DLPackExchangeAPI& api, nb::handle array
   if (device.device_type == kDlCuda || device.device_type == kDlCudaManaged) {
     void* stream = nullptr;
     if (api.current_work_stream(device.device_type, device.device_id, &stream) != 0)
-      throw nb::python_error();
+      RaiseOfPackage();
     result.stream = stream == nullptr ? kLegacyStream : static_cast<CUstream_st*>(stream);
   }
   return result;

@@ -57,7 +57,7 @@ bool AwaitRequest(Request& request, const JoinedNode& node, absl::Duration timeo
 }
 
 void PyTransfer::CheckReceiver() const {
-  if (is_done()) return;
+  if (operation_.node->is_closed()) return;
   const std::shared_ptr<Node> node = operation_.node->Use();
   Step step = *operation_.step;
   absl::Status failure;
@@ -65,31 +65,22 @@ void PyTransfer::CheckReceiver() const {
     const nb::gil_scoped_release release;
     failure = ReceiverFailure(step, *node, operation_.peer);
   }
-  if (!is_done()) Check(failure, context());
+  Check(failure, context());
 }
 
 bool PyTransfer::AwaitRelease(absl::Duration timeout) const {
   BorrowedMemory& borrowed = *operation_.borrowed;
   if (borrowed.is_released()) return true;
-  std::shared_ptr<Node> node;
-  if (!operation_.node->is_closed()) node = operation_.node->Use();
   bool is_closed = false;
-  absl::Status failure;
   const bool is_done = WaitInSlices(timeout, [&](absl::Duration slice) {
     if (borrowed.AwaitRelease(slice)) return true;
-    {
-      const nb::gil_scoped_acquire acquire;
-      is_closed = operation_.node->is_closed();
-    }
-    if (is_closed || node == nullptr) return is_closed;
-    Step step = *operation_.step;
-    failure = ReceiverFailure(step, *node, operation_.peer);
-    return !failure.ok();
+    const nb::gil_scoped_acquire acquire;
+    is_closed = operation_.node->is_closed();
+    return is_closed;
   });
-  if (borrowed.is_released()) return true;
   // The node's end releases what it has borrowed, but views of its receivers may live on.
-  if (is_closed) Raise(operation_.node->ClosedError());
-  Check(failure, context());
+  if (is_closed && !borrowed.is_released()) Raise(operation_.node->ClosedError());
+  if (is_done) CheckReceiver();
   return is_done;
 }
 
@@ -272,7 +263,7 @@ Raises what the operation fails with, or FerryTimeoutError, which does not end t
       .def_prop_ro("_ends_by_itself",
                    [](const PyTransfer& self) { return !self.operation().is_send; })
       .def("_check_receiver", &PyTransfer::CheckReceiver,
-           "Raises what the receiver of a send that is not done has died of.")
+           "Raises what the receiver of a send has died of, if it has not taken all that was sent.")
       .def(
           "_seconds",
           [](const PyTransfer& self, nb::handle timeout) {

@@ -50,7 +50,8 @@ class PyTransfer final {
   bool is_done() const;
   // The same, after the node's arrivals have been handled.
   bool Poll();
-  // Raises what the receiver of a send that is not done has died of.
+  // Raises what the receiver of a send has died of, if it has not taken all that was sent: its
+  // death too ends the use of the memory.
   void CheckReceiver() const;
   void Cancel();
   std::string path() const { return operation_.request.path(); }
@@ -71,8 +72,8 @@ class PyTransfer final {
   class Waiters;
 
   ErrorContext context() const;
-  // Waits until a send uses the memory no more. As AwaitRequest; raises what its receiver has died
-  // of too.
+  // Waits until a send uses the memory no more. As AwaitRequest; and raises as CheckReceiver if it
+  // had to wait.
   bool AwaitRelease(absl::Duration timeout) const;
 
   Operation operation_;

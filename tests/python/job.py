@@ -16,6 +16,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.p
 import harness  # noqa: E402
 
 import ferry  # noqa: E402
+try:
+    import ferry._core  # noqa: E402
+except ImportError as error:
+    print(f"SKIP: the module ferry is for another Python: {error}")
+    sys.exit(77)
 
 PATIENCE_S = harness.PATIENCE_S
 # Long enough to be a wait, short enough for a test.
