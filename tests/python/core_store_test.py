@@ -58,7 +58,7 @@ class StoreTest(job.Case):
         self.store[key] = b"v"
         self.assertEqual(self.store[key], b"v")
         listed, = self.store.keys(b"\xff")
-        # Whatever the form, it finds the key again.
+        # The listed form finds the key again.
         self.assertEqual(self.store[listed], b"v")
         self.assertIn(key, self.store)
         change = self.node.watch(b"\xff").next(timeout=PATIENCE_S)
