@@ -280,6 +280,20 @@ class Transfer:
 
     def _notify(self, queue: CompletionQueue, ticket: int) -> None: ...
 
+    @property
+    def _ends_by_itself(self) -> bool: ...
+
+    def _check_receiver(self) -> None:
+        """
+        Raises what the receiver of a send has died of, if it has not taken all that was sent.
+        """
+
+    def _seconds(self, timeout: object) -> float:
+        """A timeout= argument in seconds, or the job's for `...`."""
+
+    def _result(self, waited: float) -> object:
+        """As wait(), of a wait that was `waited` seconds long and is over."""
+
     def __await__(self) -> Generator[Any, None, Any]: ...
 
     def __repr__(self) -> str: ...
@@ -483,8 +497,6 @@ class Store:
 
 class Watch:
     def __init__(self, node: object, prefix: object) -> None: ...
-
-    def __del__(self) -> None: ...
 
     def next(self, *, timeout: float | datetime.timedelta = ...) -> tuple[str, bytes | None, int]:
         """
