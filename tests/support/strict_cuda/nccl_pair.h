@@ -76,6 +76,13 @@ inline void WarmUp(ncclComm_t comm, int peer, CUstream stream) {
   OK(CU(cuMemFree_v2)(byte));
 }
 
+// Both processes have come here. A rank whose warm-up has ended does not know that its peer's has:
+// a peer's operation may still run, during which much is forbidden.
+inline void Meet(const Wire& wire) {
+  wire.Put('m');
+  wire.Get<char>();
+}
+
 // A rank of a warmed up communicator of two, on the device of its rank.
 struct PairRank {
   int rank = 0;

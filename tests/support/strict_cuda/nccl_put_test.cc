@@ -65,11 +65,13 @@ class NcclPutTest : public NcclViolationTest {
         [&](const Wire& wire) {
           UseDevice(0);
           PairRank rank(0, MintFor(wire));
+          Meet(wire);
           first(rank, wire);
         },
         [&](const Wire& wire) {
           UseDevice(1);
           PairRank rank(1, wire.Get<ncclUniqueId>());
+          Meet(wire);
           second(rank, wire);
         });
     ExpectSuccess(outcomes[0]);

@@ -18,13 +18,17 @@ class NcclTest : public FakeDriverTest {
     const auto outcomes = RunPair(
         [&](const Wire& wire) {
           UseDevice(0);
-          first(PairRank(0, MintFor(wire)), wire);
+          const PairRank rank(0, MintFor(wire));
+          Meet(wire);
+          first(rank, wire);
           wire.Put('e');
           wire.Get<char>();
         },
         [&](const Wire& wire) {
           UseDevice(1);
-          second(PairRank(1, wire.Get<ncclUniqueId>()), wire);
+          const PairRank rank(1, wire.Get<ncclUniqueId>());
+          Meet(wire);
+          second(rank, wire);
           wire.Put('e');
           wire.Get<char>();
         });
@@ -81,7 +85,7 @@ TEST_F(NcclTest, OperationBlocksItsStreamUntilThePeerJoins) {
 
 // As the library, which launches each group of such a communicator in a thread of its own.
 TEST_F(NcclTest, GroupOfANonBlockingCommunicatorIsInProgress) {
-  setenv("STRICT_CUDA_NCCL_LAUNCH_US", "50000", 1);
+  setenv("STRICT_CUDA_NCCL_LAUNCH_US", "300000", 1);
   const auto body = [](const PairRank& rank, const Wire&) {
     const CUdeviceptr data = Alloc(16);
     WriteText(data, rank.rank == 0 ? "zero" : "more");
@@ -228,7 +232,7 @@ TEST_F(NcclTest, RevokeStopsAnOperationWithoutAPartner) {
 
 // It writes until it has left the stream, and the abort does not wait for that.
 TEST_F(NcclTest, AbortMayReturnBeforeTheKernelHasLeft) {
-  setenv("STRICT_CUDA_NCCL_ABORT_LINGER_MS", "200", 1);
+  setenv("STRICT_CUDA_NCCL_ABORT_LINGER_MS", "1000", 1);
   RunRanks(
       [](const PairRank& rank, const Wire&) {
         const CUdeviceptr memory = Alloc(8);
@@ -420,11 +424,25 @@ TEST_F(NcclTest, DeadPeerHangsOrIsAnError) {
         [is_error](const Wire& wire) {
           UseDevice(0);
           const PairRank rank(0, MintFor(wire));
+          Meet(wire);
           rank.Recv(Alloc(8), 8);
-          usleep(100000);
+          char byte = 0;
+          // Until the peer is dead.
+          REQUIRE(read(wire.fd(), &byte, 1) == 0);
           ncclResult_t state = ncclSuccess;
-          OK(CU(ncclCommGetAsyncError)(rank.comm, &state));
-          REQUIRE(state == (is_error ? ncclRemoteError : ncclSuccess));
+          if (is_error) {
+            while (state == ncclSuccess) {
+              usleep(200);
+              OK(CU(ncclCommGetAsyncError)(rank.comm, &state));
+            }
+            REQUIRE(state == ncclRemoteError);
+            // Its operations leave the stream.
+            rank.Synchronize();
+          } else {
+            usleep(100000);
+            OK(CU(ncclCommGetAsyncError)(rank.comm, &state));
+            REQUIRE(state == ncclSuccess);
+          }
           const CUresult query = CU(cuStreamQuery)(rank.stream);
           REQUIRE(query == (is_error ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY));
           OK(CU(ncclCommAbort)(rank.comm));
@@ -432,6 +450,7 @@ TEST_F(NcclTest, DeadPeerHangsOrIsAnError) {
         [](const Wire& wire) {
           UseDevice(1);
           const PairRank rank(1, wire.Get<ncclUniqueId>());
+          Meet(wire);
           kill(getpid(), SIGKILL);
         });
     ExpectSuccess(outcomes[0]);

@@ -33,11 +33,13 @@ class NcclViolationTest : public FakeDriverTest {
         [&](const Wire& wire) {
           UseDevice(0);
           PairRank rank(0, MintFor(wire));
+          Meet(wire);
           first(rank);
         },
         [&](const Wire& wire) {
           UseDevice(1);
           PairRank rank(1, wire.Get<ncclUniqueId>());
+          Meet(wire);
           second(rank);
           AwaitEnd(wire);
         });
@@ -55,12 +57,14 @@ class NcclViolationTest : public FakeDriverTest {
           UseDevice(0);
           PairRank a(0, MintFor(wire));
           PairRank b(0, MintFor(wire));
+          Meet(wire);
           first(a, b);
         },
         [&](const Wire& wire) {
           UseDevice(1);
           PairRank a(1, wire.Get<ncclUniqueId>());
           PairRank b(1, wire.Get<ncclUniqueId>());
+          Meet(wire);
           second(a, b);
           AwaitEnd(wire);
         });
