@@ -2,10 +2,8 @@
 // ferry.v1.Control over plain connections: the bytes, what is refused, and other clients of the
 // port.
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,6 +23,7 @@
 
 #include "control_stream.h"
 #include "coord/wire/direct_frames.h"
+#include "reserved_descriptors.h"
 #include "test_server.h"
 
 namespace ferry::coord {
@@ -275,19 +274,12 @@ TEST(DirectControl, SilentConnectionWithAReservedDescriptor_IsClosed) {
   ServerOptions options = TestOptions(1);
   options.hello_timeout = absl::Milliseconds(50);
   TestServer server(options);
-  const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit limit = before;
-  limit.rlim_cur = static_cast<rlim_t>(next) * 4 / 3;
-  ASSERT_GT(limit.rlim_cur, static_cast<rlim_t>(next) + 4);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   {
+    const OnlyReservedDescriptorsLeft few;
     RawClient silent(server);
     pollfd ended = {silent.fd(), POLLIN, 0};
     EXPECT_EQ(poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))), 1);
   }
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   RawClient silent(server);
   pollfd ended = {silent.fd(), POLLIN, 0};
   EXPECT_EQ(poll(&ended, 1, /*timeout=*/500), 0) << "there are enough descriptors";
@@ -309,6 +301,7 @@ TEST(DirectControl, RankWithoutHeartbeatsLosesItsNode) {
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
   TestServer server(options);
   RawClient silent(server);
+  const absl::Time began = absl::Now();
   v1::Request heartbeat;
   heartbeat.set_id(1);
   heartbeat.mutable_heartbeat();
@@ -321,12 +314,16 @@ TEST(DirectControl, RankWithoutHeartbeatsLosesItsNode) {
     restarted.Send(absl::StrCat(kDirectPreface, Framed(HelloOfRank(8))));
     const auto answer = restarted.ReadFrame();
     ASSERT_TRUE(answer.has_value());
-    if (!answer->is_last) break;
+    // On a loaded machine the first one may come when the node is already lost.
+    const bool is_in_time = absl::Now() - began < options.coordinator.heartbeat_timeout;
+    if (!answer->is_last) {
+      EXPECT_TRUE(is_refused_first || !is_in_time);
+      break;
+    }
     is_refused_first = true;
     ASSERT_LT(i, 1000);
     absl::SleepFor(absl::Milliseconds(20));
   }
-  EXPECT_TRUE(is_refused_first);
 }
 
 TEST(DirectControl, RefusesAFirstFrameThatCannotBeAHello) {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rendezvous of PyTorch's nodes on the coordinator's port, in lines of JSON.
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cstdint>
@@ -16,6 +14,7 @@
 
 #include "agent_fixture.h"
 #include "base/unique_fd.h"
+#include "reserved_descriptors.h"
 #include "test_server.h"
 
 namespace ferry::coord {
@@ -264,16 +263,11 @@ TEST(ElasticLimits, OnlyReservedDescriptorsAreLeft_NoStoreIsOpened) {
   TestServer server(1);
   LineClient client(server->port());
   EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("run_state"));
-  const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit limit = before;
-  limit.rlim_cur = static_cast<rlim_t>(next) * 4 / 3;
-  ASSERT_GT(limit.rlim_cur, static_cast<rlim_t>(next) + 4);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_THAT(client.Ask(Join(2, "a", 1)),
-              AllOf(HasSubstr("RESOURCE_EXHAUSTED"), HasSubstr("are for other clients: raise")));
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  {
+    const OnlyReservedDescriptorsLeft few;
+    EXPECT_THAT(client.Ask(Join(2, "a", 1)),
+                AllOf(HasSubstr("RESOURCE_EXHAUSTED"), HasSubstr("are for other clients: raise")));
+  }
   std::string again = Join(3, "a", 1);
   again.replace(again.find(R"("attempt":1)"), 11, R"("attempt":2)");
   EXPECT_THAT(client.Ask(again), HasSubstr(R"("error":"")"));
@@ -281,18 +275,11 @@ TEST(ElasticLimits, OnlyReservedDescriptorsAreLeft_NoStoreIsOpened) {
 
 TEST(ElasticLimits, ConnectionWithAReservedDescriptor_IsClosed) {
   TestServer server(1);
-  const int next = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)).get();
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit limit = before;
-  limit.rlim_cur = static_cast<rlim_t>(next) * 4 / 3;
-  ASSERT_GT(limit.rlim_cur, static_cast<rlim_t>(next) + 4);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   {
+    const OnlyReservedDescriptorsLeft few;
     LineClient client(server->port());
     EXPECT_EQ(client.Ask(Call(1, "keep_alive", "a")), "end");
   }
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   LineClient client(server->port());
   EXPECT_THAT(client.Ask(Call(1, "keep_alive", "a")), HasSubstr("run_state"))
       << "there are enough descriptors";
