@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ferry bench: its measurements are complete, verified, and decide the exit status."""
+import contextlib
 import csv
 import json
 import os
@@ -20,10 +21,13 @@ def pid_of_node(case, bench, node):
     tasks = pathlib.Path(f"/proc/{bench.popen.pid}/task")
 
     def find():
-        pids = [pid for task in tasks.iterdir()
-                for pid in (task / "children").read_text().split()]
-        return [int(pid) for pid in pids if f"--node-id={node}".encode()
-                in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        # Threads and processes may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pids = [pid for task in tasks.iterdir()
+                    for pid in (task / "children").read_text().split()]
+            return [int(pid) for pid in pids if f"--node-id={node}".encode()
+                    in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        return []
 
     return case.eventually(find)[0]
 

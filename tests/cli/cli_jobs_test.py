@@ -338,7 +338,8 @@ class Status(harness.Case):
         self.succeed("help", FERRY_COORDINATOR="bad")
 
     def test_the_error_of_a_failed_job_is_shown(self):
-        address = self.coordinator(2, "--heartbeat-timeout=1s")[1]
+        # Long enough for a survivor on a loaded machine.
+        address = self.coordinator(2, "--heartbeat-timeout=4s")[1]
         workers = self.workers(address, 2)
         workers[1].signal(signal.SIGKILL)
         workers[0].wait()
@@ -403,7 +404,8 @@ class Worker(harness.Case):
         self.assertRegex(worker.err, f"cannot take part: .*{why}")
 
     def test_the_others_report_the_name_of_a_dead_node(self):
-        address = self.coordinator(3, "--heartbeat-timeout=1s")[1]
+        # Long enough for the survivors on a loaded machine.
+        address = self.coordinator(3, "--heartbeat-timeout=4s")[1]
         workers = self.workers(address, 3)
         workers[2].signal(signal.SIGKILL)
         self.assertEqual([worker.wait() for worker in workers[:2]], [1, 1])

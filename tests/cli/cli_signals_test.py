@@ -129,14 +129,29 @@ class Signals(harness.Case):
         process.signal(number)
         process.wait(10)
         taken = time.monotonic() - start
-        self.assertLess(taken, LIMIT_S, f"{process.out!r} {process.err!r}")
+        if taken < LIMIT_S:
+            return ""
+        return f"{taken:.1f} s: {process.out!r} {process.err!r}"
+
+    def in_one_of_three(self, attempt):
+        """`attempt` returns what took too long. The machine may delay one end, and a verb that waits for its timeout
+        is late each time."""
+        late = []
+        while len(late) < 3:
+            why = attempt()
+            if not why:
+                return
+            late.append(why)
+            # The processes of one attempt do not slow the next one down.
+            self.doCleanups()
+        self.fail(f"{LIMIT_S} s were exceeded three times: {late}")
 
     def test_every_wait_ends_within_a_second(self):
         for row, wait in enumerate(WAITS):
             # Alternating, since every verb takes both in one place.
             number = (signal.SIGINT, signal.SIGTERM)[row % 2]
             with self.subTest(wait.name, signal=signal.Signals(number).name):
-                self.ends_in_time(wait, number)
+                self.in_one_of_three(lambda wait=wait, number=number: self.ends_in_time(wait, number))
             # The processes of one row do not slow the next one down.
             self.doCleanups()
 
@@ -144,22 +159,30 @@ class Signals(harness.Case):
         for number in (signal.SIGINT, signal.SIGTERM):
             for stops in (False, True):
                 with self.subTest(number, stops=stops):
-                    coordinator, address = self.coordinator(3)
-                    worker = self.worker(address, 0, 3)
-                    worker.wait_for("waiting for nodes 1,2")
-                    watch = self.start("kv", "watch", f"--coordinator={address}")
-                    time.sleep(BEGUN_S)
-                    if stops:
-                        self.stop(worker)
-                        self.stop(watch)
-                    start = time.monotonic()
-                    coordinator.signal(number)
-                    self.assertEqual(coordinator.wait(10), 0)
-                    self.assertLess(time.monotonic() - start, LIMIT_S)
+                    self.in_one_of_three(
+                        lambda number=number, stops=stops: self.coordinator_ends_in_time(number, stops))
                 self.doCleanups()
+
+    def coordinator_ends_in_time(self, number, stops):
+        coordinator, address = self.coordinator(3)
+        worker = self.worker(address, 0, 3)
+        worker.wait_for("waiting for nodes 1,2")
+        watch = self.start("kv", "watch", f"--coordinator={address}")
+        time.sleep(BEGUN_S)
+        if stops:
+            self.stop(worker)
+            self.stop(watch)
+        start = time.monotonic()
+        coordinator.signal(number)
+        self.assertEqual(coordinator.wait(10), 0)
+        taken = time.monotonic() - start
+        return "" if taken < LIMIT_S else f"{taken:.1f} s"
 
     def test_worker_that_hosts_the_coordinator_ends_within_a_second(self):
         """The other nodes are not asked to leave."""
+        self.in_one_of_three(self.host_ends_in_time)
+
+    def host_ends_in_time(self):
         job = str(int.from_bytes(os.urandom(3), "big"))
         workers = [self.start("worker", SLURM_JOB_ID=job, SLURM_STEP_ID="0",
                               SLURM_PROCID=str(node), SLURM_STEP_NUM_TASKS="2",
@@ -169,7 +192,8 @@ class Signals(harness.Case):
         start = time.monotonic()
         workers[0].signal(signal.SIGTERM)
         self.assertEqual(workers[0].wait(10), 0, workers[0].err)
-        self.assertLess(time.monotonic() - start, LIMIT_S)
+        taken = time.monotonic() - start
+        return "" if taken < LIMIT_S else f"{taken:.1f} s"
 
     def test_worker_that_leaves_with_the_others_reports_its_signal(self):
         _, address = self.coordinator(2)
