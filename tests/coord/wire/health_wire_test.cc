@@ -10,6 +10,7 @@ namespace {
 
 using absl::StatusCode;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Key;
 
@@ -20,6 +21,21 @@ ServerOptions Impatient(int tasks) {
   ServerOptions options = TestOptions(tasks);
   options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
   return options;
+}
+
+// A loaded machine can be late with requests that have to come within the timeout of Impatient.
+//   attempt: with a server of its own; returns whether it was in time, and expects nothing if it
+//   was not.
+template <typename Attempt>
+void ExpectInTime(Attempt attempt) {
+  for (int i = 0; i < 20; ++i) {
+    if (attempt()) return;
+  }
+  ADD_FAILURE() << "no attempt was in time";
+}
+
+bool IsInTime(absl::Time began, const ServerOptions& options) {
+  return absl::Now() - began < options.coordinator.heartbeat_timeout;
 }
 
 // 22, 23
@@ -54,28 +70,38 @@ TEST_P(HeartbeatWire, SilenceReachesThePollersAsUnavailableNamingTheSilent) {
 
 // 28, 29
 TEST_P(HeartbeatWire, AreWelcomeForAGraceAfterLeaving) {
-  TestServer server(Impatient(2));
-  auto tasks = server.Registered(GetParam(), 2);
-  ASSERT_THAT(tasks[0].Shutdown().Wait(), IsOk());
-  ASSERT_THAT(tasks[1].Reset().Wait(), IsOk());
-  EXPECT_THAT(tasks[0].Heartbeat(100).Wait(), IsOk());
-  EXPECT_THAT(tasks[1].Heartbeat(101).Wait(), IsOk());
-  EXPECT_TRUE(Eventually(
-      [&] { return tasks[0].Heartbeat(100).Wait().code == StatusCode::kInvalidArgument; }));
-  EXPECT_TRUE(Eventually(
-      [&] { return tasks[1].Heartbeat(101).Wait().code == StatusCode::kInvalidArgument; }));
+  ExpectInTime([&] {
+    const ServerOptions options = Impatient(2);
+    TestServer server(options);
+    const absl::Time began = absl::Now();
+    auto tasks = server.Registered(GetParam(), 2);
+    const Answer answers[] = {tasks[0].Shutdown().Wait(), tasks[1].Reset().Wait(),
+                              tasks[0].Heartbeat(100).Wait(), tasks[1].Heartbeat(101).Wait()};
+    if (!IsInTime(began, options)) return false;
+    EXPECT_THAT(answers, Each(IsOk()));
+    EXPECT_TRUE(Eventually(
+        [&] { return tasks[0].Heartbeat(100).Wait().code == StatusCode::kInvalidArgument; }));
+    EXPECT_TRUE(Eventually(
+        [&] { return tasks[1].Heartbeat(101).Wait().code == StatusCode::kInvalidArgument; }));
+    return true;
+  });
 }
 
 // Otherwise a zombie would keep alive the process that replaced it.
 TEST_P(HeartbeatWire, PreviousIncarnationDoesNotKeepARecoverableTaskAlive) {
-  ServerOptions options = Impatient(1);
-  options.coordinator.recoverable = true;
-  TestServer server(options);
-  auto tasks = server.Registered(GetParam(), 1);
-  ASSERT_THAT(tasks[0].Register(200).Wait(), IsOk());
-  EXPECT_THAT(tasks[0].Heartbeat(100).Wait(), IsOk());
-  EXPECT_TRUE(
-      Eventually([&] { return tasks[0].Heartbeat(100).Wait().code == StatusCode::kAborted; }));
+  ExpectInTime([&] {
+    ServerOptions options = Impatient(1);
+    options.coordinator.recoverable = true;
+    TestServer server(options);
+    const absl::Time began = absl::Now();
+    auto tasks = server.Registered(GetParam(), 1);
+    const Answer answers[] = {tasks[0].Register(200).Wait(), tasks[0].Heartbeat(100).Wait()};
+    if (!IsInTime(began, options)) return false;
+    EXPECT_THAT(answers, Each(IsOk()));
+    EXPECT_TRUE(
+        Eventually([&] { return tasks[0].Heartbeat(100).Wait().code == StatusCode::kAborted; }));
+    return true;
+  });
 }
 
 using PollWire = WireTest;
@@ -124,18 +150,26 @@ TEST_P(PollWire, UnknownTaskFails) {
 
 // 36, 37, 38
 TEST_P(PollWire, IsPendingWithinTheGraceAfterLeavingAndRefusedLater) {
-  TestServer server(Impatient(2));
-  auto tasks = server.Registered(GetParam(), 2);
-  ASSERT_THAT(tasks[0].Shutdown().Wait(), IsOk());
-  const PendingCall early = tasks[0].Poll();
-  ASSERT_THAT(tasks[1].Reset().Wait(), IsOk());
-  EXPECT_TRUE(Eventually(
-      [&] { return tasks[1].Heartbeat(101).Wait().code == StatusCode::kInvalidArgument; }));
-  EXPECT_THAT(tasks[1].Poll().Wait(),
-              Fails(StatusCode::kFailedPrecondition, HasSubstr("has disconnected")));
-  EXPECT_FALSE(early.done());
-  server->Stop();
-  EXPECT_THAT(early.Wait(), Fails(StatusCode::kCancelled));
+  ExpectInTime([&] {
+    const ServerOptions options = Impatient(2);
+    TestServer server(options);
+    const absl::Time began = absl::Now();
+    auto tasks = server.Registered(GetParam(), 2);
+    const Answer left[] = {tasks[0].Shutdown().Wait(), tasks[1].Reset().Wait()};
+    const PendingCall early = tasks[0].Poll();
+    // It has been refused, or the coordinator has it.
+    EXPECT_TRUE(Eventually([&] { return early.done() || server.parked() == 1; }));
+    if (!IsInTime(began, options)) return false;
+    EXPECT_THAT(left, Each(IsOk()));
+    EXPECT_TRUE(Eventually(
+        [&] { return tasks[1].Heartbeat(101).Wait().code == StatusCode::kInvalidArgument; }));
+    EXPECT_THAT(tasks[1].Poll().Wait(),
+                Fails(StatusCode::kFailedPrecondition, HasSubstr("has disconnected")));
+    EXPECT_FALSE(early.done());
+    server->Stop();
+    EXPECT_THAT(early.Wait(), Fails(StatusCode::kCancelled));
+    return true;
+  });
 }
 
 // 39
