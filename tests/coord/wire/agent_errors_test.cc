@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 
 #include "agent_fixture.h"
+#include "refusing_address.h"
 #include "tests/support/tcp_proxy.h"
 
 namespace ferry::coord {
@@ -38,7 +39,8 @@ TEST(AgentErrors, NamesACoordinatorThatHangsAndSinceWhen) {
   options.answer_timeout = absl::Milliseconds(300);
   const auto agent = Agent::Connect(options);
   ASSERT_THAT(agent, IsOk());
-  ASSERT_THAT((*agent)->Set("a", "1"), IsOk());
+  // A loaded machine may take longer than that timeout, but not each time.
+  ASSERT_TRUE(Eventually([&] { return (*agent)->Set("a", "1", /*overwrite=*/true).ok(); }));
   proxy.SetStalled(true);
   // The last heartbeat may just have been answered.
   absl::SleepFor(absl::Milliseconds(50));
@@ -60,9 +62,12 @@ TEST(AgentErrors, WaitForOthersMayTakeLongerThanAnAnswer) {
   options.answer_timeout = absl::Milliseconds(200);
   const auto agent = Agent::Connect(options);
   ASSERT_THAT(agent, IsOk());
+  const auto other = Agent::Connect(ToolOptions(server.address()));
+  ASSERT_THAT(other, IsOk());
   auto get = InBackground([&] { return (*agent)->Get("late", kTimeout); });
   absl::SleepFor(absl::Milliseconds(500));
-  EXPECT_THAT((*agent)->Set("late", "v"), IsOk());
+  // Not with a timeout that is as short as a delay on a loaded machine.
+  EXPECT_THAT((*other)->Set("late", "v"), IsOk());
   EXPECT_THAT(Await(get), IsOk());
 }
 
@@ -147,13 +152,9 @@ TEST(AgentErrors, ReconnectsAfterTheJobHasFailed) {
 }
 
 TEST(AgentErrors, FailedAttemptsAreReportedWithTheirReason) {
-  std::string address;
-  {
-    TestServer gone(1);
-    address = gone.address();
-  }
+  const RefusingAddress address;
   ErrorLog log;
-  AgentOptions options = RankOptions(address, 0);
+  AgentOptions options = RankOptions(address.text(), 0);
   options.on_attempt_failed = log.Writer();
   const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   auto connect = InBackground([options] { return Agent::Connect(options); });
@@ -233,12 +234,8 @@ TEST(AgentConnectStop, NodeThatHadRegisteredReportsWhyItDoesNotJoin) {
 }
 
 TEST(AgentConnectStop, EndsAtOnceWithoutACoordinator) {
-  std::string address;
-  {
-    TestServer gone(1);
-    address = gone.address();
-  }
-  AgentOptions options = RankOptions(address, 0);
+  const RefusingAddress address;
+  AgentOptions options = RankOptions(address.text(), 0);
   options.connect_timeout = absl::Hours(1);
   const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   auto connect = InBackground([options] { return Agent::Connect(options); });

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "agent_fixture.h"
+#include "refusing_address.h"
 
 namespace ferry::coord {
 namespace {
@@ -105,15 +106,12 @@ TEST(AgentConnect, EarlyTimeoutDoesNotFailTheJob) {
 }
 
 TEST(AgentConnect, NamesTheUnreachableAddress) {
-  std::string address;
-  {
-    TestServer gone(1);
-    address = gone.address();
-  }
-  AgentOptions options = RankOptions(address, 0);
+  const RefusingAddress address;
+  AgentOptions options = RankOptions(address.text(), 0);
   options.connect_timeout = absl::Milliseconds(300);
   const absl::Time start = absl::Now();
-  EXPECT_THAT(Agent::Connect(options), Fails(StatusCode::kDeadlineExceeded, HasSubstr(address)));
+  EXPECT_THAT(Agent::Connect(options),
+              Fails(StatusCode::kDeadlineExceeded, HasSubstr(address.text())));
   EXPECT_LT(absl::Now() - start, kTimeout);
 }
 

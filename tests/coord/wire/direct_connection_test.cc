@@ -16,6 +16,7 @@
 #include "coord/wire/direct_connection.h"
 #include "coord/wire/direct_frames.h"
 #include "net/resolver.h"
+#include "refusing_address.h"
 #include "test_server.h"
 
 namespace ferry::coord {
@@ -65,15 +66,11 @@ class Greeter final : public DirectConnection {
   }
 };
 
-std::string AddressWhereNobodyListens() {
-  TestServer gone(1);
-  return gone.address();
-}
-
 // A name that has an address of either family, of which the server listens on one.
 TEST(DirectConnection, TriesTheNextAddressIfOneRefuses) {
   TestServer server(1);
-  auto addresses = *ResolveAddress(AddressWhereNobodyListens());
+  const RefusingAddress refusing;
+  auto addresses = *ResolveAddress(refusing.text());
   addresses.push_back(ResolveAddress(server.address())->front());
   const auto loop = *SocketLoop::OfClients();
   const auto client = std::make_shared<Greeter>(*loop);
@@ -86,12 +83,12 @@ TEST(DirectConnection, TriesTheNextAddressIfOneRefuses) {
 }
 
 TEST(DirectConnection, NamesTheAddressThatRefused) {
-  const std::string address = AddressWhereNobodyListens();
+  const RefusingAddress address;
   const auto loop = *SocketLoop::OfClients();
   const auto client = std::make_shared<Greeter>(*loop);
-  client->Connect(*ResolveAddress(address));
+  client->Connect(*ResolveAddress(address.text()));
   ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kTimeout));
-  EXPECT_THAT(client->why, Fails(StatusCode::kUnavailable, HasSubstr(address)));
+  EXPECT_THAT(client->why, Fails(StatusCode::kUnavailable, HasSubstr(address.text())));
 }
 
 // A host that is off answers nothing at all.
