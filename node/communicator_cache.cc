@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
@@ -24,6 +24,8 @@ constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
 constexpr absl::Duration kLeavingTimeout = absl::Seconds(2);
 // Maximum time to wait for NCCL to end one whose memory is needed.
 constexpr absl::Duration kEndTimeout = absl::Seconds(2);
+
+absl::Status LeavingError() { return absl::FailedPreconditionError("this node is leaving"); }
 
 }  // namespace
 
@@ -41,6 +43,7 @@ CommunicatorUseRecord CommunicatorCache::UseRecordOf(const CommunicatorKey& key,
 }
 
 absl::Status CommunicatorCache::Stop(absl::Duration timeout) {
+  const absl::Time deadline = SteadyClock().Now() + timeout;
   absl::btree_map<std::string, Entry> ended;
   {
     absl::MutexLock lock(&mu_);
@@ -48,19 +51,24 @@ absl::Status CommunicatorCache::Stop(absl::Duration timeout) {
     ended.swap(entries_);
   }
   // Each on a thread of its own: the end of one may wait for a rank whose end of another waits.
-  for (auto& [name, entry] : ended) {
-    threads_.Run("ferry-kept", [communicator = std::move(entry.communicator)]() mutable {
-      communicator = nullptr;
-    });
+  for (auto& [name, entry] : ended) BeginEnd(std::move(entry.communicator));
+  bool has_calls = false;
+  {
+    // Calls in progress use what is destroyed next. They end soon: CheckAlive fails.
+    absl::MutexLock lock(&mu_);
+    const auto is_left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return entered_.empty(); };
+    has_calls = !mu_.AwaitWithTimeout(absl::Condition(&is_left), deadline - SteadyClock().Now());
   }
-  if (threads_.StopWithin(timeout).empty()) return absl::OkStatus();
+  const bool has_ended = threads_.StopWithin(deadline - SteadyClock().Now()).empty();
+  if (has_ended && !has_calls) return absl::OkStatus();
   {
     absl::MutexLock lock(&mu_);
     self_ = shared_from_this();
   }
   return absl::UnavailableError(
-      absl::StrCat("a communicator of its program's has not ended within ",
-                   absl::FormatDuration(timeout), ": NCCL does not release it"));
+      absl::StrCat(has_ended ? "a call that makes or releases a communicator has not returned"
+                             : "a communicator of its program's has not ended",
+                   " within ", absl::FormatDuration(timeout), ": NCCL does not release it"));
 }
 
 absl::Status CommunicatorCache::Enter(const std::string& name, absl::Duration timeout) {
@@ -76,8 +84,13 @@ absl::Status CommunicatorCache::Enter(const std::string& name, absl::Duration ti
 }
 
 void CommunicatorCache::Exit(const std::string& name) {
-  absl::MutexLock lock(&mu_);
-  entered_.erase(name);
+  bool was_missed = false;
+  {
+    absl::MutexLock lock(&mu_);
+    entered_.erase(name);
+    was_missed = missed_.erase(name) > 0;
+  }
+  if (was_missed) ScheduleSweep();
 }
 
 std::shared_ptr<NcclCommunicator> CommunicatorCache::Share(const std::string& name, Entry& entry) {
@@ -122,7 +135,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
   bool is_used = false;
   {
     absl::MutexLock lock(&mu_);
-    if (is_stopped_) return absl::FailedPreconditionError("this node is leaving");
+    FERRY_RETURN_IF_ERROR(CheckAliveLocked(key));
     if (const auto found = entries_.find(name); found != entries_.end()) {
       known = found->second.communicator;
       handle = found->second.handle.lock();
@@ -151,8 +164,8 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
       return Share(name, entries_.find(name)->second);
     }
     // Its current user keeps it; this call creates the next one.
-    Extract(name);
     known = nullptr;
+    EndWithin(std::min(kEndTimeout, deadline - SteadyClock().Now()), Extract(name));
   }
   const uint64_t free_before = free_bytes_(ordinal);
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = make();
@@ -166,6 +179,8 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEnte
     bytes = std::max(bytes, free_before - free_after);
   }
   absl::MutexLock lock(&mu_);
+  // `made` is destroyed after the lock is released.
+  if (is_stopped_) return LeavingError();
   Entry entry{.key = key, .rank = rank, .ordinal = ordinal, .bytes = bytes};
   entry.communicator = *std::move(made);
   return Share(name, entries_.insert_or_assign(name, std::move(entry)).first->second);
@@ -222,6 +237,7 @@ bool CommunicatorCache::HasDied(const CommunicatorMember& member) {
 }
 
 absl::Status CommunicatorCache::CheckAliveLocked(const CommunicatorKey& key) const {
+  if (is_stopped_) return LeavingError();
   for (const Dead& dead : dead_) {
     for (int rank = 0; rank < key.size(); ++rank) {
       if (!dead.is_dead(key.member(rank))) continue;
@@ -263,15 +279,21 @@ void CommunicatorCache::MakeRoom(int ordinal, uint64_t bytes) {
   }
 }
 
-void CommunicatorCache::EndWithin(absl::Duration timeout,
-                                  std::shared_ptr<NcclCommunicator> communicator) {
-  const auto is_over = std::make_shared<absl::Notification>();
+std::shared_ptr<const absl::Notification> CommunicatorCache::BeginEnd(
+    std::shared_ptr<NcclCommunicator> communicator) {
+  auto is_over = std::make_shared<absl::Notification>();
   const bool has_begun =
       threads_.Run("ferry-kept", [is_over, communicator = std::move(communicator)]() mutable {
         communicator = nullptr;
         is_over->Notify();
       });
-  if (has_begun) is_over->WaitForNotificationWithTimeout(timeout);
+  if (!has_begun) is_over->Notify();
+  return is_over;
+}
+
+void CommunicatorCache::EndWithin(absl::Duration timeout,
+                                  std::shared_ptr<NcclCommunicator> communicator) {
+  BeginEnd(std::move(communicator))->WaitForNotificationWithTimeout(timeout);
 }
 
 void CommunicatorCache::Forget(std::function<bool(const CommunicatorMember&)> is_dead,
@@ -293,27 +315,44 @@ void CommunicatorCache::ScheduleSweep() {
 
 void CommunicatorCache::Sweep() {
   std::vector<std::string> idle;
-  absl::flat_hash_set<std::string> dead;
   {
     absl::MutexLock lock(&mu_);
     for (const auto& [name, entry] : entries_) {
-      if (!entry.is_idle) continue;
-      idle.push_back(name);
-      if (!CheckAliveLocked(entry.key).ok()) dead.insert(name);
+      if (entered_.contains(name)) {
+        // Its thread may have looked before what this looks for, and may be about to make it idle.
+        missed_.insert(name);
+      } else if (entry.is_idle) {
+        idle.push_back(name);
+      }
     }
   }
+  // All at once: the end of one may wait for a rank whose end of another waits.
+  std::vector<std::pair<std::string, std::shared_ptr<const absl::Notification>>> ending;
   for (const std::string& name : idle) {
     std::shared_ptr<NcclCommunicator> communicator;
+    bool is_over = false;
     {
       absl::MutexLock lock(&mu_);
       const auto found = entries_.find(name);
-      if (found == entries_.end() || !found->second.is_idle || entered_.contains(name)) continue;
+      if (found == entries_.end() || !found->second.is_idle) continue;
+      if (!entered_.insert(name).second) {
+        missed_.insert(name);
+        continue;
+      }
       communicator = found->second.communicator;
-      entered_.insert(name);
+      is_over = !CheckAliveLocked(found->second.key).ok();
     }
-    const bool is_over = dead.contains(name) || !communicator->Check().ok();
+    is_over = is_over || !communicator->Check().ok();
     communicator = nullptr;
-    if (is_over) Extract(name);
+    if (is_over) {
+      ending.emplace_back(name, BeginEnd(Extract(name)));
+    } else {
+      Exit(name);
+    }
+  }
+  const absl::Time deadline = SteadyClock().Now() + kEndTimeout;
+  for (const auto& [name, has_ended] : ending) {
+    has_ended->WaitForNotificationWithTimeout(deadline - SteadyClock().Now());
     Exit(name);
   }
 }

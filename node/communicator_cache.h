@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 #include "base/thread_group.h"
@@ -38,9 +39,10 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   //   use_record_store: outlives this until Stop.
   CommunicatorCache(UseRecordStore& use_record_store, uint64_t budget_bytes,
                     std::function<uint64_t(int ordinal)> free_bytes);
-  // Ends idle communicators; those in use end when they are released. Blocks.
-  //   Errors: UNAVAILABLE: one has not ended within `timeout`; the objects that it uses, and this
-  //   one, must stay alive.
+  // Ends idle communicators; those in use end when they are released. Acquire fails from now on,
+  // also where it is in progress. Blocks.
+  //   Errors: UNAVAILABLE: a communicator, or a call, has not ended within `timeout`; the objects
+  //   that it uses, and this one, must stay alive.
   absl::Status Stop(absl::Duration timeout);
 
   using Make = absl::FunctionRef<absl::StatusOr<std::shared_ptr<NcclCommunicator>>()>;
@@ -52,7 +54,7 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   // Members for which `is_dead` returns true have died, because of `why`; cached communicators with
   // such a member are ended soon. Does not block.
   void Forget(std::function<bool(const CommunicatorMember&)> is_dead, absl::Status why);
-  // Returns why a member of the communicator has died, if one has.
+  // Returns why a member of the communicator has died, if one has, or that Stop was called.
   absl::Status CheckAlive(const CommunicatorKey& key) ABSL_LOCKS_EXCLUDED(mu_);
   bool HasDied(const CommunicatorMember& member) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -87,6 +89,9 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   std::shared_ptr<NcclCommunicator> Extract(const std::string& name);
   // Ends idle communicators of the GPU until `bytes` more fit.
   void MakeRoom(int ordinal, uint64_t bytes);
+  // Destroys it on a thread of its own.
+  std::shared_ptr<const absl::Notification> BeginEnd(
+      std::shared_ptr<NcclCommunicator> communicator);
   // Destroys the communicator, waiting `timeout` at most: a caller that needs its memory does not
   // wait for NCCL indefinitely.
   void EndWithin(absl::Duration timeout, std::shared_ptr<NcclCommunicator> communicator);
@@ -108,6 +113,8 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   // Keys that a thread is working on: one thread at a time, since registering one rank twice would
   // make both start over.
   absl::flat_hash_set<std::string> entered_ ABSL_GUARDED_BY(mu_);
+  // Of these, those that a sweep has passed over: the next one begins when they are left.
+  absl::flat_hash_set<std::string> missed_ ABSL_GUARDED_BY(mu_);
   // Members whose processes have died, and why.
   struct Dead {
     std::function<bool(const CommunicatorMember&)> is_dead;

@@ -2,7 +2,9 @@
 // Communicators that are cached while ranks die, and when NCCL does not release them.
 #include "node/communicator_cache.h"
 
+#include <atomic>
 #include <csignal>
+#include <functional>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -20,6 +22,21 @@ using Communicator = std::shared_ptr<NcclCommunicator>;
 
 // Far longer than it takes on a loaded machine, and far shorter than a rank waits for another one.
 constexpr absl::Duration kMuchSooner = absl::Seconds(30);
+
+// A store that takes its time to erase.
+class SlowUseRecordStore final : public DirectoryUseRecordStore {
+ public:
+  using DirectoryUseRecordStore::DirectoryUseRecordStore;
+
+  absl::Status Erase(const std::string& key) override {
+    if (on_erase_) on_erase_();
+    return DirectoryUseRecordStore::Erase(key);
+  }
+  void OnErase(std::function<void()> on_erase) { on_erase_ = std::move(on_erase); }
+
+ private:
+  std::function<void()> on_erase_;
+};
 
 // The cache of a node. GPU 0 of the producer is rank 0 of its communicators, GPU 1 of the consumer
 // rank 1.
@@ -68,7 +85,7 @@ class Keeper final {
         absl::UnavailableError("it was killed"));
   }
   std::shared_ptr<CommunicatorCache>& kept() { return kept_; }
-  DirectoryUseRecordStore& use_record_store() { return use_record_store_; }
+  SlowUseRecordStore& use_record_store() { return use_record_store_; }
 
  private:
   CommunicatorMember Member(int node) const {
@@ -78,7 +95,7 @@ class Keeper final {
 
   GpuPeer& peer_;
   const int rank_;
-  DirectoryUseRecordStore use_record_store_;
+  SlowUseRecordStore use_record_store_;
   std::shared_ptr<CommunicatorCache> kept_;
 };
 
@@ -165,10 +182,86 @@ TEST(CommunicatorCache, RankDies_CommunicatorsInUseAreNotCached) {
         peer.Meet();
         keeper.Forget();
         EXPECT_FALSE(EndsWithin(absl::Milliseconds(100), made));
+        const absl::Status late = keeper.Acquire(keeper.Both()).status();
+        EXPECT_TRUE(absl::IsUnavailable(late)) << late;
         *all = nullptr;
         EXPECT_TRUE(made.expired());
       },
       [](GpuPeer& peer) { HasAndIsKilled(peer, /*lets_go=*/false); });
+}
+
+// Its user has released it, and the store has not recorded that yet.
+TEST(CommunicatorCache, RankDies_CommunicatorThatIsBeingReleasedIsDropped) {
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
+  RunGpuPair(
+      OnTwoMachines(/*consumer_dies=*/true),
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        std::weak_ptr<NcclCommunicator> made;
+        absl::StatusOr<Communicator> all = keeper.Acquire(keeper.Both(), kTimeout, &made);
+        ASSERT_TRUE(all.ok()) << all.status();
+        peer.Meet();
+        keeper.use_record_store().OnErase([&keeper] {
+          keeper.Forget();
+          absl::SleepFor(absl::Milliseconds(300));
+        });
+        *all = nullptr;
+        keeper.use_record_store().OnErase(nullptr);
+        EXPECT_TRUE(EndsWithin(kMuchSooner, made));
+      },
+      [](GpuPeer& peer) { HasAndIsKilled(peer, /*lets_go=*/false); });
+}
+
+// The other rank does not take part: the call would end at its deadline.
+TEST(CommunicatorCache, StopEndsCallsInProgress) {
+  NEEDS_FAKE_DRIVER("has two GPUs for two processes");
+  RunGpuPair(
+      OnTwoMachines(),
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        std::atomic<bool> has_returned{false};
+        absl::Status left;
+        std::thread job([&] {
+          left = keeper.Acquire(keeper.Both(), absl::Minutes(2)).status();
+          has_returned = true;
+        });
+        absl::SleepFor(absl::Milliseconds(200));
+        const absl::Time start = SteadyClock().Now();
+        EXPECT_TRUE(keeper.kept()->Stop(absl::Minutes(1)).ok());
+        EXPECT_TRUE(has_returned) << "it uses what is destroyed after Stop";
+        job.join();
+        EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+        EXPECT_TRUE(absl::IsFailedPrecondition(left)) << left;
+      },
+      [](GpuPeer&) {});
+}
+
+// One that another rank has ended, in the hands of a user of this one: NCCL hangs in its end.
+TEST(CommunicatorCache, RequestDoesNotWaitForTheEndOfTheOneBefore) {
+  NEEDS_FAKE_DRIVER("can make NCCL hang");
+  GpuPairOptions options = OnTwoMachines();
+  options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclCommDestroy:-1:0:1"}};
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        const CommunicatorKey key = keeper.Own();
+        absl::StatusOr<Communicator> first = keeper.Acquire(key);
+        ASSERT_TRUE(first.ok()) << first.status();
+        // Neither the sweep nor its release has ended it.
+        keeper.use_record_store().OnErase(
+            [&] { ASSERT_TRUE(keeper.use_record_store().Put(key.GenerationKey(), "2").ok()); });
+        *first = nullptr;
+        keeper.use_record_store().OnErase(nullptr);
+        const absl::Time start = SteadyClock().Now();
+        const absl::StatusOr<Communicator> second = keeper.Acquire(key);
+        EXPECT_TRUE(second.ok()) << second.status();
+        EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+        EXPECT_TRUE(absl::IsUnavailable(keeper.kept()->Stop(absl::Milliseconds(300))));
+        std::fflush(nullptr);
+        std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+      },
+      [](GpuPeer&) {});
 }
 
 // Its user aborts it, and has not released it when another thread requests one.

@@ -146,7 +146,7 @@ class DirectoryStore final : public BootstrapStore {
 };
 
 // The same folder as use records need it.
-class DirectoryUseRecordStore final : public UseRecordStore {
+class DirectoryUseRecordStore : public UseRecordStore {
  public:
   explicit DirectoryUseRecordStore(std::string folder) : files_(std::move(folder)) {}
 
