@@ -236,16 +236,19 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   void Discard(uint32_t generation, const absl::Status& why) override {
     FERRY_LOG_INFO(kGpu, "NCCL communicator discarded: gpu:{} rank={} of {} attempt={}: {}",
                    gpu_.device->ordinal(), rank_, bootstrap_.key().size(), generation, why);
-    // Also ends a child that is not there yet.
-    if (comm_ == nullptr) yielded_ = nullptr;
-    const bool is_idle = IsIdle();
-    // Wait until no call on it is in progress.
-    if (comm_ != nullptr && !gpu_.nccl->is_own_thread())
-      OnDevice([] { return absl::OkStatus(); }).IgnoreError();
-    // NCCL has made nothing here, and may have on other ranks.
-    if (comm_ == nullptr && !ended_.has_value()) EndCallsOf(nullptr).ReportStopped();
-    EndNow(std::exchange(comm_, nullptr), is_idle, nullptr);
-    yielded_ = nullptr;
+    if (comm_ == nullptr) {
+      // Also ends a child that is not there yet.
+      yielded_ = nullptr;
+      // NCCL has made nothing here, and may have on other ranks. If it had made it, the caller ends
+      // it, which must not wait for the executor.
+      if (!ended_.has_value()) EndCallsOf(nullptr).ReportStopped();
+    } else {
+      const bool is_idle = IsIdle();
+      // Wait until no call on it is in progress.
+      if (!gpu_.nccl->is_own_thread()) OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+      EndNow(std::exchange(comm_, nullptr), is_idle, nullptr);
+      yielded_ = nullptr;
+    }
     if (warm_up_ != nullptr) warm_up_->End();
     phase_ = Phase::kIdle;
   }
@@ -367,14 +370,14 @@ class NcclCommunicator::Impl final : public BootstrapActions {
   // has in flight without Run is flushed, or aborted at the deadline.
   bool IsIdle() {
     if (phase_ != Phase::kIdle || !is_initialised_ || gpu_.nccl->is_own_thread()) return false;
+    // It has failed, not ended.
+    if (warm_up_ != nullptr && warm_up_->is_in_flight()) return false;
     return work_.IsOver().value_or(false) && WaitEnqueued(absl::ZeroDuration()).ok();
   }
 
   // Ends one that has begun to, with the device current.
   void FinishEnd(CommunicatorEnd& end) {
     Finish(end);
-    // Cancelled: the others are gone, or its user does not wait for them.
-    if (!ended_.has_value() && !KeepGoing().ok()) stopped_->IgnoreAll();
     end.AwaitOthers();
     Finish(end);
     if (end.state() == CommunicatorEnd::State::kDestroying) {
@@ -467,6 +470,8 @@ class NcclCommunicator::Impl final : public BootstrapActions {
       return work_.EndAll();
     }
     was_initialised ? end.Begin(is_idle) : end.BeginUninitialized();
+    // Cancelled: its user does not wait for others. They run nothing on it that needs this rank.
+    if (!was_initialised && !KeepGoing().ok()) stopped_->IgnoreAll();
     if (end.state() == CommunicatorEnd::State::kRevoking && on_stopped) on_stopped();
     FinishEnd(end);
   }

@@ -8,7 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
+#include "gpu/cuda/stream_retention.h"
 
 namespace ferry {
 namespace {
@@ -16,6 +18,8 @@ namespace {
 // Number of rank distances per group, with four operations each. NCCL may split a large group
 // differently on different ranks.
 constexpr int kDistancesPerGroup = 8;
+// For how long the kernels of an aborted communicator may stay before that is reported.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 
 }  // namespace
 
@@ -56,7 +60,17 @@ void CommunicatorWarmUp::Begin(nccl::Communicator comm, uint64_t number) {
 }
 
 void CommunicatorWarmUp::End() {
-  if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+  if (std::exchange(is_in_flight_, false)) {
+    // The abort may have returned before its kernels have left.
+    cuda::RetainUntilPassed(*gpu_.nccl, *gpu_.events, stream_->get(),
+                            {.user = "the warm-up of an aborted NCCL communicator",
+                             .bytes = bytes_->bytes(),
+                             .memory = bytes_},
+                            SteadyClock().Now() + kLeaveTimeout,
+                            [gate = gpus_.gate()](cuda::StreamEnd end) {
+                              if (end != cuda::StreamEnd::kLate) gate->EndWork();
+                            });
+  }
   if (std::exchange(has_asked_, false)) arbiter_->End();
   place_ = nullptr;
   over_ = nullptr;
@@ -79,6 +93,8 @@ std::optional<absl::Status> CommunicatorWarmUp::Poll() {
   const absl::StatusOr<bool> is_over = Advance();
   if (!is_over.ok()) return is_over.status();
   if (!*is_over) return std::nullopt;
+  is_in_flight_ = false;
+  gpus_.gate()->EndWork();
   End();
   return absl::OkStatus();
 }

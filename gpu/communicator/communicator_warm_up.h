@@ -47,8 +47,10 @@ class CommunicatorWarmUp final {
   void Begin(nccl::Communicator comm, uint64_t number);
   // Advances the warm-up. Returns nullopt while in progress. After an error, call End.
   std::optional<absl::Status> Poll();
-  // Releases place and turn. REQUIRES: nothing is in flight, or the communicator has been aborted.
+  // Releases place and turn; memory of operations in flight when their stream has passed them.
+  // REQUIRES: nothing is in flight, or the communicator has been aborted.
   void End();
+  bool is_in_flight() const { return is_in_flight_; }
   // Describes the operation that it waits for, for messages.
   std::string Describe() const;
 
