@@ -10,6 +10,7 @@
 
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "gpu/cuda/stream_retention.h"
 
 namespace ferry {
 namespace {
@@ -63,6 +64,9 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
                                                    " cannot read ", ToString(input),
                                                    " in memory of ", ToString(input.location())));
   }
+  // Before anything is enqueued: the stream may wait for the program, which may wait for this
+  // thread.
+  FERRY_ASSIGN_OR_RETURN(cuda::CudaEvent event, parts_.events->Take());
   const cuda::ScopedCurrent current(*parts_.device);
   FERRY_RETURN_IF_ERROR(current.status());
   for (const Tensor& input : inputs) {
@@ -73,8 +77,15 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
   // The launch may have been partly enqueued even if it failed: the memory is in use in either
   // case.
   const absl::Status launched = launch(*kernels, stream_->get());
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> done,
-                         cuda::ReadyEvent::RecordOrWait(*parts_.events, stream_->get()));
+  const absl::StatusOr<std::shared_ptr<const cuda::ReadyEvent>> recorded =
+      cuda::ReadyEvent::Record(std::move(event), stream_->get());
+  if (!recorded.ok()) {
+    auto all = std::make_shared<std::vector<Tensor>>(inputs.begin(), inputs.end());
+    all->push_back(output);
+    cuda::RetainUntilIdle(*parts_.executor, stream_->get(), "a kernel", std::move(all), stream_);
+    return recorded.status();
+  }
+  const std::shared_ptr<const cuda::ReadyEvent>& done = *recorded;
   // Tensors whose memory does not count uses are kept alive.
   std::vector<Tensor> kept;
   for (const Tensor& input : inputs) {
@@ -89,7 +100,7 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
         [](absl::Status) {}));
   }
   FERRY_RETURN_IF_ERROR(launched);
-  return cuda::WithReady(output, std::move(done));
+  return cuda::WithReady(output, done);
 }
 
 }  // namespace ferry

@@ -77,7 +77,7 @@ class GpuCompute final {
   // Constant after Create.
   const Parts parts_;
   const cuda::CompiledKernels image_;
-  std::unique_ptr<cuda::CudaStream> stream_;
+  std::shared_ptr<cuda::CudaStream> stream_;
 
   absl::Mutex mu_;
   // Held while kernels are loaded: other callers wait.

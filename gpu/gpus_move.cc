@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "gpu/cuda/stream_retention.h"
 #include "gpu/gpus.h"
 #include "tensor/check_values.h"
 
@@ -203,7 +204,17 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
                                    .keep = std::make_shared<Tensor>(job->request.tensor)},
                                   copy);
   }
-  if (!posted.ok()) std::move(job->done)(posted);
+  if (posted.ok()) return;
+  // Its producer may not have written it yet.
+  if (auto incomplete = cuda::ReadyOf(job->request.tensor); incomplete != nullptr) {
+    from.executor
+        ->Watch({.event = std::move(incomplete),
+                 .what = job->request.what,
+                 .keep = std::make_shared<Tensor>(job->request.tensor)},
+                [](absl::Status) {})
+        .IgnoreError();
+  }
+  std::move(job->done)(posted);
 }
 
 absl::StatusOr<Tensor> Gpus::CopyAcross(Gpu& from, Gpu& to, const MoveRequest& request) {
@@ -216,6 +227,9 @@ absl::StatusOr<Tensor> Gpus::CopyAcross(Gpu& from, Gpu& to, const MoveRequest& r
                          from.arena->IsMappedFor(to.device->ordinal()) &&
                          to.arena->IsMappedFor(from.device->ordinal());
   if (&from != &to && !is_mapped) peer_access_->Enable(*from.device, *to.device);
+  // Before anything is enqueued: the stream may wait for the program, which may wait for this
+  // thread.
+  FERRY_ASSIGN_OR_RETURN(cuda::CudaEvent event, from.events->Take());
   const ScopedCurrent current(*from.device);
   cuda::Stream stream = from.copies->get();
   const auto ready = cuda::ReadyOf(tensor);
@@ -237,15 +251,17 @@ absl::StatusOr<Tensor> Gpus::CopyAcross(Gpu& from, Gpu& to, const MoveRequest& r
                                              into.bytes(), stream),
         "cuMemcpyPeerAsync"));
   }
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
-                         ReadyEvent::RecordOrWait(*from.events, stream));
   // Both memories are kept until the copy is done.
-  FERRY_RETURN_IF_ERROR(
-      from.executor->Watch({.event = copied,
-                            .what = request.what,
-                            .keep = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into)},
-                           [](absl::Status) {}));
-  return cuda::WithReady(into, std::move(copied));
+  auto memory = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into);
+  absl::StatusOr<std::shared_ptr<const ReadyEvent>> copied =
+      ReadyEvent::Record(std::move(event), stream);
+  if (!copied.ok()) {
+    cuda::RetainUntilIdle(*from.executor, stream, request.what, std::move(memory));
+    return copied.status();
+  }
+  FERRY_RETURN_IF_ERROR(from.executor->Watch(
+      {.event = *copied, .what = request.what, .keep = std::move(memory)}, [](absl::Status) {}));
+  return cuda::WithReady(into, *std::move(copied));
 }
 
 }  // namespace ferry

@@ -113,7 +113,7 @@ class CommunicatorCache final : public std::enable_shared_from_this<Communicator
   // Keys that a thread is working on: one thread at a time, since registering one rank twice would
   // make both start over.
   absl::flat_hash_set<std::string> entered_ ABSL_GUARDED_BY(mu_);
-  // Of these, those that a sweep has passed over: the next one begins when they are left.
+  // Those among them that a sweep has passed over: the next one begins when they are left.
   absl::flat_hash_set<std::string> missed_ ABSL_GUARDED_BY(mu_);
   // Members whose processes have died, and why.
   struct Dead {

@@ -140,10 +140,28 @@ absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work, abs
 }
 
 absl::Status DeviceExecutor::Watch(Watched watched, DoneCallback done) {
-  absl::MutexLock lock(&mu_);
-  FERRY_RETURN_IF_ERROR(Admit(options_.max_waiting));
-  added_.push_back({std::move(watched), std::move(done)});
-  return absl::OkStatus();
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    status = Admit(options_.max_waiting);
+    if (status.ok()) {
+      added_.push_back({std::move(watched), std::move(done)});
+      return status;
+    }
+    if (watched.keep == nullptr) return status;
+    if (!is_stopping_) {
+      // The device may be using it, whatever the limit.
+      waiting_count_.fetch_add(1, std::memory_order_relaxed);
+      watched.check_wanted = nullptr;
+      added_.push_back({std::move(watched), nullptr});
+      return status;
+    }
+  }
+  const ScopedCurrent current(*device_);
+  const absl::StatusOr<bool> is_done =
+      watched.event != nullptr ? watched.event->IsDone() : watched.is_done();
+  if (is_done.ok() && !*is_done) KeepForEver(std::move(watched));
+  return status;
 }
 
 bool DeviceExecutor::Poll(std::vector<Entry>& entries, size_t turn) {

@@ -61,7 +61,7 @@ class DeviceExecutor final {
     absl::Time deadline = absl::InfiniteFuture();  // by the executor's clock
     std::string what;                              // for the message: "the copy of step 3 key x"
     // Released when the event has completed, not before, also if `done` was called with
-    // DEADLINE_EXCEEDED: the device may still be writing.
+    // DEADLINE_EXCEEDED, and if Watch returns an error: the device may still be writing.
     std::shared_ptr<const void> keep;
   };
 

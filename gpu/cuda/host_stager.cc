@@ -197,8 +197,16 @@ absl::Status HostStager::Start(HostCopy copy, DoneCallback done, bool to_host) {
     return absl::InvalidArgumentError(
         absl::StrCat("a copy of ", copy.bytes, " bytes without memory on both sides"));
   }
+  DeviceExecutor::Watched incomplete = {
+      .event = copy.after, .what = copy.what, .keep = copy.after != nullptr ? copy.keep : nullptr};
   auto transfer = std::make_shared<Transfer>(shared_, std::move(copy), std::move(done), to_host);
-  return shared_->executor.Post([transfer = std::move(transfer)] { transfer->Start(); });
+  absl::Status posted =
+      shared_->executor.Post([transfer = std::move(transfer)] { transfer->Start(); });
+  // Its producer may not have written it yet.
+  if (!posted.ok() && incomplete.event != nullptr) {
+    shared_->executor.Watch(std::move(incomplete), [](absl::Status) {}).IgnoreError();
+  }
+  return posted;
 }
 
 absl::Status HostStager::Reserve() {

@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/logging.h"
+#include "base/status_macros.h"
 
 namespace ferry::cuda {
 namespace {
@@ -76,6 +77,22 @@ void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream strea
                              tell(StreamEnd::kLate);
                            });
   if (!watched.ok()) Log(*device, retained, watched);
+}
+
+void RetainUntilIdle(DeviceExecutor& executor, Stream stream, std::string what,
+                     std::shared_ptr<const void> memory, std::shared_ptr<const void> stream_owner) {
+  DeviceExecutor::Watched watched;
+  watched.is_done = [device = executor.device(), stream,
+                     owner = std::move(stream_owner)]() -> absl::StatusOr<bool> {
+    const Result result = device->table().stream_query(stream);
+    if (result == kErrorNotReady) return false;
+    FERRY_RETURN_IF_ERROR(device->Check(result, "cuStreamQuery"));
+    return true;
+  };
+  watched.what = std::move(what);
+  watched.keep = std::move(memory);
+  // An executor that is full keeps it too.
+  executor.Watch(std::move(watched), [](absl::Status) {}).IgnoreError();
 }
 
 }  // namespace ferry::cuda

@@ -40,6 +40,12 @@ void RetainUntilPassed(DeviceExecutor& executor, EventPool& events, Stream strea
                        RetainedMemory retained, absl::Time deadline,
                        absl::AnyInvocable<void(StreamEnd)> learn);
 
+// Releases the memory when nothing is on `stream`, which `stream_owner` keeps: for work behind
+// which no event could be recorded, on a stream that no thread may wait for.
+void RetainUntilIdle(DeviceExecutor& executor, Stream stream, std::string what,
+                     std::shared_ptr<const void> memory,
+                     std::shared_ptr<const void> stream_owner = nullptr);
+
 }  // namespace ferry::cuda
 
 #endif  // FERRY_GPU_CUDA_STREAM_RETENTION_H_

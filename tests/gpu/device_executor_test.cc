@@ -149,6 +149,40 @@ TEST_F(DeviceExecutorTest, LimitIsNamedAndRefusedWorkIsNotRun) {
   EXPECT_EQ(ran, 2);
 }
 
+// Whoever is refused must not free what the device still writes.
+TEST_F(DeviceExecutorTest, MemoryOfARefusedWatchIsKeptUntilTheDeviceIsDone) {
+  for (const bool is_stopped : {false, true}) {
+    DeviceExecutor executor(device_, {.max_waiting = 0});
+    if (is_stopped) executor.Stop();
+    HeldStream stream(device_);
+    const auto event = Record(stream.get());
+    auto memory = std::make_shared<const int>(1);
+    const std::weak_ptr<const int> watched = memory;
+    Outcome outcome;
+    const absl::Status status = executor.Watch(
+        {.event = event, .what = "a copy", .keep = std::move(memory)}, outcome.Callback());
+    EXPECT_FALSE(status.ok());
+    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_FALSE(watched.expired());
+    stream.Go();
+    stream.Finish();
+    // One that has been stopped does not notice.
+    for (int i = 0; i < 2000 && !is_stopped && !watched.expired(); ++i) {
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    EXPECT_EQ(watched.expired(), !is_stopped);
+    memory = std::make_shared<const int>(1);
+    const std::weak_ptr<const int> of_done = memory;
+    EXPECT_FALSE(executor
+                     .Watch({.event = event, .what = "a copy", .keep = std::move(memory)},
+                            outcome.Callback())
+                     .ok());
+    for (int i = 0; i < 2000 && !of_done.expired(); ++i) absl::SleepFor(absl::Milliseconds(5));
+    EXPECT_TRUE(of_done.expired());
+    EXPECT_EQ(outcome.calls, 0);
+  }
+}
+
 // The destructor finishes work that has begun; work that never ends, ends with a reason.
 TEST_F(DeviceExecutorTest, ItsDestructorWaitsForEventsButNotForever) {
   NEEDS_FAKE_DRIVER("runs host functions of two streams at a time");
@@ -387,6 +421,25 @@ TEST_F(HostStagerTest, WaitsForTheEventOfTheProducer) {
     EXPECT_OK(home.Wait());
     EXPECT_EQ(back, std::string(kBytes, 'x'));
   });
+}
+
+TEST_F(HostStagerTest, RefusedCopyKeepsTheMemoryUntilTheProducerIsDone) {
+  HeldStream producer(device_);
+  DeviceExecutor executor(device_, {.max_waiting = 0});
+  const std::unique_ptr<HostStager> stager =
+      *HostStager::Create(executor, events_, pinned_, nullptr, {});
+  auto memory = std::make_shared<std::string>(kBytes, '?');
+  const std::weak_ptr<std::string> watched = memory;
+  HostCopy copy = CopyOf(memory->data());
+  copy.after = *ReadyEvent::Record(*events_, producer.get());
+  copy.keep = std::move(memory);
+  EXPECT_EQ(stager->CopyToHost(std::move(copy), [](absl::Status) {}).code(),
+            absl::StatusCode::kResourceExhausted);
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(watched.expired());
+  producer.Go();
+  for (int i = 0; i < 2000 && !watched.expired(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_TRUE(watched.expired());
 }
 
 TEST_F(HostStagerTest, DeadlineEndsItOnceAndKeepsTheMemory) {

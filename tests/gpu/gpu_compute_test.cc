@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <string>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+
+#include "base/thread.h"
 #include "gpu/cuda/ready_tensor.h"
 #include "gpu/gpus.h"
 #include "tests/gpu/cuda_fixture.h"
@@ -130,6 +134,52 @@ TEST_F(GpuComputeTest, MemoryOfInputsIsKeptUntilTheyAreRead) {
   }
   held.Go();
   EXPECT_EQ(Values(sum), std::vector<float>(1000, 3));
+}
+
+// The program completes the input only afterwards, perhaps on this thread.
+TEST_F(GpuComputeTest, KernelWithoutAnEvent_WaitsForNobody) {
+  NEEDS_FAKE_DRIVER("holds up a stream");
+  for (const char* const call : {"cuEventCreate", "cuEventRecord"}) {
+    cuda::HeldStream held(device_);
+    const Tensor one = OnGpu(std::vector<float>(1000, 1));
+    const Tensor late = Behind(OnGpu(std::vector<float>(1000, 2)), held.get());
+    absl::StatusOr<Tensor> sum = compute_->Allocate(DataType::kFloat, one.shape());
+    ASSERT_OK(sum.status());
+    const void* const place = sum->data();
+    std::vector<cuda::CudaEvent> all;
+    cuda::EventPool& pool = *(*gpus_->Get(0))->events;
+    while (pool.idle_count() > 0) all.push_back(*pool.Take());
+    if (call == std::string("cuEventRecord")) all.pop_back();
+    cuda::FailNext(call, cuda::kErrorOutOfMemory);
+    absl::Notification is_over;
+    Thread runs("runs", [&] {
+      const Tensor inputs[] = {one, late};
+      cuda::BinaryCall add = {};
+      add.x = one.data();
+      add.y = late.data();
+      add.out = sum->mutable_data();
+      add.count = add.extents[0] = 1000;
+      add.op = BinaryOp::kAdd;
+      add.type = ElementType::kFloat;
+      add.rank = 1;
+      add.x_strides[0] = add.y_strides[0] = 1;
+      sum = compute_->Run(inputs, *sum, [&add](const ElementKernels& kernels, cuda::Stream stream) {
+        return kernels.Binary(stream, add);
+      });
+      is_over.Notify();
+    });
+    EXPECT_TRUE(is_over.WaitForNotificationWithTimeout(absl::Seconds(20))) << call;
+    all.clear();
+    const Tensor other = OnGpu(std::vector<float>(1000, 7));
+    if (call == std::string("cuEventRecord")) {
+      EXPECT_NE(other.data(), place) << "the kernel still writes there";
+    }
+    held.Go();
+    held.Finish();
+    is_over.WaitForNotification();
+    EXPECT_FALSE(sum.ok());
+    EXPECT_EQ(Values(other), std::vector<float>(1000, 7));
+  }
 }
 
 TEST_F(GpuComputeTest, InputsOnOtherDevicesAreRefused) {

@@ -292,6 +292,7 @@ void CudaIpcSender::WhenReady(Gpu& gpu, const std::shared_ptr<Pending>& pending,
   cuda::DeviceExecutor::Watched watch;
   watch.event = ready;
   watch.what = kSentTensor;
+  watch.keep = std::make_shared<const Tensor>(pending->tensor);
   // The receiver may cancel, or die, and the event may never complete.
   watch.check_wanted = [self = shared_from_this(), id = pending->id] {
     return self->CheckWanted(id);
