@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<ExportRegistration>> ExportRegistry::Register(
     for (size_t i = 0; i < ids.size(); ++i) {
       const MemoryPiece& piece = info.pieces[i];
       pieces_.emplace(piece.base, Piece{piece.allocation_bytes, memory.get(), memory});
-      by_id_[ids[i]].push_back({memory.get(), memory});
+      by_id_[ids[i]].push_back({memory.get(), memory, memory->holders()});
     }
     count_ = pieces_.size();
   }
@@ -191,6 +191,8 @@ void ExportRegistry::Forget(const RegisteredMemory& memory) {
     const auto found = by_id_.find(id);
     if (found == by_id_.end()) continue;
     std::vector<Registered>& all = found->second;
+    std::erase_if(ending_, [](const auto& each) { return each.second->has_ended(); });
+    ending_.emplace(id, memory.holders());
     all.erase(std::remove_if(all.begin(), all.end(),
                              [&](const Registered& each) { return each.identity == &memory; }),
               all.end());
@@ -202,10 +204,20 @@ void ExportRegistry::Forget(const RegisteredMemory& memory) {
 std::vector<std::shared_ptr<const MemoryHolders>> ExportRegistry::HoldersOfRetired(
     const std::vector<uint64_t>& allocation_ids) const {
   std::vector<std::shared_ptr<const MemoryHolders>> holders;
+  // Released without the lock, as in Find.
+  std::vector<MemoryPtr> used;
+  absl::MutexLock lock(&mu_);
   for (const uint64_t id : allocation_ids) {
-    for (const MemoryPtr& memory : AllOf(id)) {
-      if (memory->is_retired()) holders.push_back(memory->holders());
+    if (const auto found = by_id_.find(id); found != by_id_.end()) {
+      for (const Registered& each : found->second) {
+        MemoryPtr memory = each.memory.lock();
+        // Null: its last reference has gone, and it is about to be forgotten.
+        if (memory == nullptr || memory->is_retired()) holders.push_back(each.holders);
+        used.push_back(std::move(memory));
+      }
     }
+    // Tensors of these are being dropped.
+    for (auto [at, end] = ending_.equal_range(id); at != end; ++at) holders.push_back(at->second);
   }
   return holders;
 }

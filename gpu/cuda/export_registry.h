@@ -95,6 +95,7 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
   struct Registered {
     const RegisteredMemory* identity = nullptr;
     std::weak_ptr<const RegisteredMemory> memory;
+    std::shared_ptr<const MemoryHolders> holders;
   };
 
   bool is_empty() const { return count_.load(std::memory_order_acquire) == 0; }
@@ -112,6 +113,9 @@ class ExportRegistry final : public std::enable_shared_from_this<ExportRegistry>
   // By the address of the allocation; those of one address in the order of their registration.
   std::multimap<uintptr_t, Piece> pieces_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::vector<Registered>> by_id_ ABSL_GUARDED_BY(mu_);
+  // By allocation: those that are in neither of the above, and whose tensors may not be dropped
+  // yet.
+  std::multimap<uint64_t, std::shared_ptr<const MemoryHolders>> ending_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry::cuda
