@@ -3,7 +3,6 @@
 #include "transport/nccl/device_puts.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -72,7 +71,8 @@ void DevicePuts::Perform(PutAction action) {
 }
 
 void DevicePuts::Launch(DeviceId peer, const CommunicatorName& name, MakeBatch make, End end) {
-  std::optional<RunnableBatch> batch;
+  absl::StatusOr<RunnableBatch> batch =
+      absl::AbortedError(absl::StrCat(Describe(name), " is not open any more"));
   std::shared_ptr<BatchRunner> runner;
   host_.Run([&](BatchAgreementActions&) {
     std::shared_ptr<NcclCommunicator> communicator = host_.OpenCommunicator(peer, name);
@@ -90,9 +90,7 @@ void DevicePuts::Launch(DeviceId peer, const CommunicatorName& name, MakeBatch m
       });
     };
   };
-  if (!batch.has_value()) {
-    return report(false)(absl::AbortedError(absl::StrCat(Describe(name), " is not open any more")));
-  }
+  if (!batch.ok()) return report(false)(batch.status());
   batch->patience = options_.grants.abort_grace;
   batch->done = report(false);
   batch->lost = report(true);
@@ -103,10 +101,10 @@ void DevicePuts::LaunchPut(const IssuePut& put) {
   Launch(
       put.key.destination, put.communicator,
       [&](std::shared_ptr<NcclCommunicator> communicator,
-          std::shared_ptr<PutWindow> window) -> std::optional<RunnableBatch> {
+          std::shared_ptr<PutWindow> window) -> absl::StatusOr<RunnableBatch> {
         // The host keeps it until the put is over.
         const Tensor* const source = host_.MemoryOf(put.key);
-        if (source == nullptr) return std::nullopt;
+        if (source == nullptr) return absl::AbortedError("its tensor is not sent any more");
         return PutBatch(std::move(communicator), std::move(window), *source, put);
       },
       [key = put.key](PutEndpoint& endpoint, bool is_lost, const absl::Status& status,

@@ -90,7 +90,7 @@ class DevicePuts final {
   void Perform(PutAction action);
   // Launches the operation that `make` makes under the lock, if the communicator is open and it
   // makes one. `end` then tells the endpoint how it has ended.
-  using MakeBatch = absl::FunctionRef<std::optional<RunnableBatch>(
+  using MakeBatch = absl::FunctionRef<absl::StatusOr<RunnableBatch>(
       std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<PutWindow> window)>;
   using End = std::function<void(PutEndpoint& endpoint, bool is_lost, const absl::Status& status,
                                  PutActions& actions)>;
