@@ -206,19 +206,20 @@ absl::Status NcclDevice::OnMessage(const BatchAgreementMessage& message, const P
   return status;
 }
 
-void NcclDevice::PeerJoined(DeviceId peer) {
+void NcclDevice::PeerJoined(const PeerDevice& peer) {
   absl::MutexLock lock(&mu_);
-  endpoint_.PeerJoined(peer);
+  endpoint_.PeerJoined(peer.id);
+  communicators_.SetBack(peer);
 }
 
-void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
+void NcclDevice::PeerFailed(const PeerDevice& peer, const absl::Status& why) {
   Run([&](BatchAgreementActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    endpoint_.PeerFailed(peer, why, actions);
-    communicators_.GiveUp(peer);
+    endpoint_.PeerFailed(peer.id, why, actions);
+    communicators_.GiveUp(peer.id);
     communicators_.SetGone(peer, SteadyClock().Now());
-    puts_.Change(
-        [&](PutEndpoint& endpoint, PutActions& failed) { endpoint.PeerFailed(peer, why, failed); },
-        actions);
+    puts_.Change([&](PutEndpoint& endpoint,
+                     PutActions& failed) { endpoint.PeerFailed(peer.id, why, failed); },
+                 actions);
   });
 }
 

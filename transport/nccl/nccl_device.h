@@ -112,8 +112,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // A communicator with the peer will be needed.
   void Prepare(const PeerDevice& peer) ABSL_LOCKS_EXCLUDED(mu_);
 
-  void PeerJoined(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
-  void PeerFailed(DeviceId peer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void PeerJoined(const PeerDevice& peer) ABSL_LOCKS_EXCLUDED(mu_);
+  void PeerFailed(const PeerDevice& peer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Why no transfer with that peer is possible now; OK: possible, as far as known.
   absl::Status Refusal(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
   // This process is leaving: cancels communicators being created and aborts the others. On return,

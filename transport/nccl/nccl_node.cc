@@ -171,7 +171,6 @@ std::shared_ptr<NcclPeer> NcclNode::NewPeer(const Endpoint& endpoint) {
   std::shared_ptr<NcclPeer> replaced;
   std::shared_ptr<NcclPeer> peer;
   std::vector<std::shared_ptr<NcclDevice>> devices;
-  std::vector<DeviceId> theirs;
   {
     absl::MutexLock lock(&mu_);
     std::shared_ptr<NcclPeer>& known = peers_[endpoint.peer.node_id];
@@ -184,13 +183,11 @@ std::shared_ptr<NcclPeer> NcclNode::NewPeer(const Endpoint& endpoint) {
   if (replaced != nullptr)
     replaced->Fail(absl::UnavailableError("another connection to it has replaced this one"));
   for (size_t ordinal = 0; ordinal < endpoint.gpus.size(); ++ordinal) {
-    const std::optional<PeerDevice> device = peer->device(static_cast<int>(ordinal));
-    if (device.has_value()) theirs.push_back(device->id);
-  }
-  for (const DeviceId id : theirs) {
-    for (const auto& device : devices) device->PeerJoined(id);
+    const std::optional<PeerDevice> theirs = peer->device(static_cast<int>(ordinal));
+    if (!theirs.has_value()) continue;
+    for (const auto& device : devices) device->PeerJoined(*theirs);
     absl::MutexLock lock(&mu_);
-    routes_[id] = peer;
+    routes_[theirs->id] = peer;
   }
   return peer;
 }
@@ -211,7 +208,9 @@ void NcclNode::OnPeerFailed(const NcclPeer& peer, const absl::Status& why) {
     for (const auto& [ordinal, device] : devices_) devices.push_back(device);
   }
   for (const auto& device : devices) {
-    for (const DeviceId id : theirs) device->PeerFailed(id, why);
+    for (const DeviceId id : theirs) {
+      if (const auto failed = peer.device(id); failed.has_value()) device->PeerFailed(*failed, why);
+    }
   }
 }
 

@@ -117,10 +117,15 @@ void PeerCommunicators::GiveUp(DeviceId peer) {
   }
 }
 
-void PeerCommunicators::SetGone(DeviceId peer, absl::Time now) {
-  Pair& pair = pairs_[peer];
-  pair.gone_incarnation = pair.peer.incarnation;
+void PeerCommunicators::SetGone(const PeerDevice& peer, absl::Time now) {
+  Pair& pair = pairs_[peer.id];
+  pair.gone_incarnation = peer.incarnation;
   pair.gone_since = now;
+}
+
+void PeerCommunicators::SetBack(const PeerDevice& peer) {
+  Pair& pair = pairs_[peer.id];
+  if (pair.gone_incarnation == peer.incarnation) pair.gone_since = absl::InfiniteFuture();
 }
 
 bool PeerCommunicators::IsGone(const CommunicatorMember& member, absl::Time now) const {

@@ -72,8 +72,10 @@ class PeerCommunicators final {
   void CancelCreating(DeviceId peer) { pairs_[peer].state = State::kIdle; }
   // A creation in progress is no longer needed.
   void GiveUp(DeviceId peer);
-  // The peer's process has ended, or is ending.
-  void SetGone(DeviceId peer, absl::Time now);
+  // The connection to the peer has failed: its process has ended, or is ending, unless it is back.
+  void SetGone(const PeerDevice& peer, absl::Time now);
+  // There is another connection to it.
+  void SetBack(const PeerDevice& peer);
   // Returns true if it ended long enough ago that no kernel of it runs any more.
   bool IsGone(const CommunicatorMember& member, absl::Time now) const;
   bool WasGivenUp(DeviceId peer) const;

@@ -93,13 +93,31 @@ TEST_F(PeerCommunicatorsTest, PeerFailsDuringCreation_ItIsGivenUp) {
 TEST_F(PeerCommunicatorsTest, ProcessThatHasEnded_CountsAsGoneALittleLater) {
   const CommunicatorMember member = {kFirst.value(), 1000};
   EXPECT_FALSE(peers_.IsGone(member, clock_.Now()));
-  peers_.SetGone(kFirst, clock_.Now());
+  peers_.SetGone({kFirst, 1000, ""}, clock_.Now());
   EXPECT_FALSE(peers_.IsGone(member, clock_.Now()));
   clock_.Advance(absl::Milliseconds(200));
   EXPECT_TRUE(peers_.IsGone(member, clock_.Now()));
   EXPECT_FALSE(peers_.IsGone({kFirst.value(), 1001}, clock_.Now())) << "a new process of the peer";
   EXPECT_FALSE(peers_.IsGone({kSecond.value(), 1000}, clock_.Now()));
   EXPECT_FALSE(peers_.IsGone({17, 1000}, clock_.Now()));
+}
+
+// Memory that it may still read is not freed before it has stopped.
+TEST_F(PeerCommunicatorsTest, ProcessThatHasConnectedAgain_IsNotGone) {
+  peers_.SetGone({kFirst, 1000, ""}, clock_.Now());
+  clock_.Advance(absl::Seconds(1));
+  peers_.SetBack({kFirst, 1000, ""});
+  EXPECT_FALSE(peers_.IsGone({kFirst.value(), 1000}, clock_.Now()));
+}
+
+// Its successor is known when its own connection is noticed to have failed.
+TEST_F(PeerCommunicatorsTest, ReplacedProcess_IsGone_AndItsSuccessorIsNot) {
+  peers_.SetPeer({kFirst, 1001, "its successor"});
+  peers_.SetBack({kFirst, 1001, ""});
+  peers_.SetGone({kFirst, 1000, ""}, clock_.Now());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_TRUE(peers_.IsGone({kFirst.value(), 1000}, clock_.Now()));
+  EXPECT_FALSE(peers_.IsGone({kFirst.value(), 1001}, clock_.Now()));
 }
 
 }  // namespace
