@@ -149,7 +149,7 @@ TEST_F(DeviceExecutorTest, LimitIsNamedAndRefusedWorkIsNotRun) {
   EXPECT_EQ(ran, 2);
 }
 
-// Whoever is refused must not free what the device still writes.
+// A caller that is refused must not free what the device still writes.
 TEST_F(DeviceExecutorTest, MemoryOfARefusedWatchIsKeptUntilTheDeviceIsDone) {
   for (const bool is_stopped : {false, true}) {
     DeviceExecutor executor(device_, {.max_waiting = 0});

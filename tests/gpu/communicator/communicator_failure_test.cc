@@ -32,7 +32,7 @@ class CommunicatorFailureTest : public FakeDriverRanks {
 
 constexpr absl::Duration kMuchSooner = absl::Seconds(10);
 
-// What blocks the executor may wait for this end.
+// The work that blocks the executor may wait for this end.
 TEST_F(CommunicatorFailureTest, EndDoesNotWaitForTheExecutor) {
   Made two = Make({0, 1});
   ExpectWay(two, 2, CommunicatorWay::kCreate);
