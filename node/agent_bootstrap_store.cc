@@ -4,8 +4,10 @@
 
 #include <utility>
 
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -108,9 +110,11 @@ void AgentBootstrapStore::CompareAndSet(absl::string_view key, std::optional<std
 
 void AgentBootstrapStore::DeletePrefix(absl::string_view prefix) {
   Post([this, prefix = std::string(prefix)]() -> absl::Status {
-    FERRY_ASSIGN_OR_RETURN(const auto entries, agent_.List(prefix, /*keys_only=*/true));
-    for (const coord::KeyValue& each : entries) {
-      FERRY_RETURN_IF_ERROR(agent_.Delete(each.key));
+    // One request, however many keys. Nothing depends on it, so that its failure ends nothing: the
+    // keys stay until those of the next generation are deleted.
+    const absl::Status deleted = agent_.Delete(absl::StripSuffix(prefix, "/"), /*subtree=*/true);
+    if (!deleted.ok()) {
+      FERRY_LOG_INFO(kNode, "keys of a communicator stay in the store: {}", deleted);
     }
     return absl::OkStatus();
   });

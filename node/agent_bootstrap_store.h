@@ -37,6 +37,7 @@ class AgentBootstrapStore final : public BootstrapStore {
   void Set(absl::string_view key, std::string value) override;
   void CompareAndSet(absl::string_view key, std::optional<std::string> expected,
                      std::string desired) override;
+  //   prefix: ends with "/". A failure is logged, and ends nothing.
   void DeletePrefix(absl::string_view prefix) override;
 
  private:

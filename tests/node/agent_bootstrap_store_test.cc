@@ -113,6 +113,21 @@ TEST(AgentBootstrapStore, AfterAFailure_NothingIsWrittenAndOneErrorIsReported) {
   }
 }
 
+// The communicator is in use by then: its end must still be announced.
+TEST(AgentBootstrapStore, AfterADeletionThatFails_TheRestIsWritten) {
+  coord::ServerOptions options = coord::TestOptions(1);
+  options.coordinator.max_frame_bytes = size_t{1} << 20;
+  Rig rig(options);
+  auto listener = std::make_shared<Listener>();
+  {
+    AgentBootstrapStore store(*rig.agents[0], listener);
+    store.DeletePrefix(absl::StrCat(std::string(size_t{1} << 20, 'k'), "/"));
+    store.Set("a", "1");
+  }
+  EXPECT_EQ(rig.agents[0]->TryGet("a").value_or("nothing"), "1");
+  EXPECT_THAT(listener->failures(), ElementsAre());
+}
+
 TEST(AgentBootstrapStore, PendingRequestsAreDoneBeforeItIsDestroyed) {
   Rig rig;
   auto listener = std::make_shared<Listener>();
