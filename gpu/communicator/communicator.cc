@@ -470,8 +470,9 @@ class NcclCommunicator::Impl final : public BootstrapActions {
       return work_.EndAll();
     }
     was_initialised ? end.Begin(is_idle) : end.BeginUninitialized();
-    // Cancelled: its user does not wait for others. They run nothing on it that needs this rank.
-    if (!was_initialised && !KeepGoing().ok()) stopped_->IgnoreAll();
+    // Cancelled before it took part in any operation: its user does not wait for the others. Not
+    // once it was made: what keep_going refers to may not exist any more.
+    if (!was_initialised && !ended_.has_value() && !KeepGoing().ok()) stopped_->IgnoreAll();
     if (end.state() == CommunicatorEnd::State::kRevoking && on_stopped) on_stopped();
     FinishEnd(end);
   }
