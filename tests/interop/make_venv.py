@@ -12,7 +12,8 @@ much free disk space the installation takes.
 
 A line `# Debian: python3-torch` stands for a release that Debian has: its packages
 are installed with apt-get (as root or with sudo), and the environment is that of
-/usr/bin/python3 with what Debian has installed for it.
+/usr/bin/python3 with what Debian has installed for it, and with the packages of
+the index that the file lists besides.
 
 Where it cannot work, for want of an interpreter, of disk space, of a package or
 of a reachable package index, it prints `SKIP: reason`, within about 20 s if
@@ -128,9 +129,11 @@ def main():
                 return
 
     debians = words_of(content, "Debian")
+    of_index = [line for line in content.splitlines() if line and not line.startswith("#")]
     if debians:
         install_from_debian(debians)
-        python, options = DEBIANS_PYTHON, ["--system-site-packages", "--without-pip"]
+        python = DEBIANS_PYTHON
+        options = ["--system-site-packages", *([] if of_index else ["--without-pip"])]
     else:
         python, options = find_python(versions_of(content)), []
     # A half-made or outdated one is ours to replace only if it is a venv.
@@ -141,7 +144,7 @@ def main():
     os.makedirs(os.path.dirname(destination), exist_ok=True)
     check_space(content, destination)
     subprocess.run([python, "-m", "venv", *options, destination], check=True, timeout=120)
-    if not debians:
+    if of_index:
         install_from_index(destination, requirements)
     with open(stamp, "w", encoding="ascii") as file:
         file.write(wanted + "\n")
