@@ -70,19 +70,23 @@ absl::Status Barriers::CheckParticipants(const std::string& id, const Barrier& b
                        " in the barrier's list: the cluster has tasks 0 to ", jobs.size() - 1));
     }
   }
-  if (options_.recoverable || membership_.error_count() == 0) return absl::OkStatus();
+  if (options_.recoverable || membership_.error_count() + membership_.failed_leaver_count() == 0) {
+    return absl::OkStatus();
+  }
   std::vector<TaskId> failed;
   for (int i = 0; i < membership_.size(); ++i) {
     const TaskId task(i);
     const Task& state = membership_.task(task);
-    if (state.state == TaskState::kError && !state.recoverable && IsParticipant(barrier, task)) {
+    const bool has_failed = state.state == TaskState::kError || !state.left_with.ok();
+    if (has_failed && !state.recoverable && IsParticipant(barrier, task)) {
       failed.push_back(task);
     }
   }
   if (failed.empty()) return absl::OkStatus();
+  const Task& first = membership_.task(failed[0]);
   return absl::InternalError(
-      absl::StrCat(intro, "task ", jobs.Ranges(failed),
-                   " of it already in error: ", membership_.task(failed[0]).status.message()));
+      absl::StrCat(intro, "task ", jobs.Ranges(failed), " of it already in error: ",
+                   (first.left_with.ok() ? first.status : first.left_with).message()));
 }
 
 absl::Status Barriers::CheckList(const BarrierArrival& arrival, bool names_tasks,

@@ -146,7 +146,16 @@ absl::Status Coordinator::ResetTask(TaskId id) {
 }
 
 absl::Status Coordinator::LeaveTask(TaskId id, Incarnation incarnation) {
-  if (!register_barrier_.Leave(id, incarnation)) return ResetTask(id);
+  if (!register_barrier_.Leave(id, incarnation)) {
+    if (absl::Status status = CheckTask(id); !status.ok()) return status;
+    // Barriers need not wait for it.
+    const absl::Status error = membership_.task(id).status;
+    const absl::Status status =
+        shutdown_.Disconnect(id, absl::CancelledError("the task was reset"));
+    if (status.ok()) membership_.NoteLeftWith(id, error);
+    Settle();
+    return status;
+  }
   Settle();
   return absl::OkStatus();
 }

@@ -21,6 +21,8 @@ void Membership::Connect(TaskId id, Incarnation incarnation, HeartbeatInterval h
   Task& task = tasks_[id.value()];
   task.incarnation = incarnation;
   task.status = absl::OkStatus();
+  failed_leaver_count_ -= task.left_with.ok() ? 0 : 1;
+  task.left_with = absl::OkStatus();
   task.heartbeat_interval = heartbeat_interval;
   task.has_live_poll = false;
   task.is_leaving = false;
@@ -40,6 +42,12 @@ void Membership::Disconnect(TaskId id, absl::Time now) {
   task.grace_end = now + options_.heartbeat_timeout;
   NoteActivity(now);
   SetState(task, TaskState::kDisconnected);
+}
+
+void Membership::NoteLeftWith(TaskId id, absl::Status error) {
+  Task& task = tasks_[id.value()];
+  failed_leaver_count_ += (error.ok() ? 0 : 1) - (task.left_with.ok() ? 0 : 1);
+  task.left_with = std::move(error);
 }
 
 void Membership::Touch(TaskId id, absl::Time now) {
@@ -182,6 +190,7 @@ void Membership::Reset() {
     task.version = version;
   }
   checks_.clear();
+  failed_leaver_count_ = 0;
 }
 
 void Membership::AddTableSizes(TableSizes& sizes) const {

@@ -37,6 +37,8 @@ struct Task {
   bool has_live_poll = false;
   // When the connection of its error poll ended, unless it has called since.
   absl::Time connection_ended = absl::InfiniteFuture();
+  // While disconnected: it has left with this error, and will not come back by itself.
+  absl::Status left_with;
   // It waits for the others to shut down, and may disconnect.
   bool is_leaving = false;
   // When it is checked next.
@@ -63,12 +65,17 @@ class Membership final {
   int64_t version() const { return version_; }
   int connected_count() const { return connected_count_; }
   int error_count() const { return error_count_; }
+  // Tasks with Task::left_with.
+  int failed_leaver_count() const { return failed_leaver_count_; }
 
   void Connect(TaskId task, Incarnation incarnation, HeartbeatInterval heartbeat_interval,
                absl::Time now);
   void SetError(TaskId task, absl::Status why);
   // Its calls stay accepted for another heartbeat timeout.
   void Disconnect(TaskId task, absl::Time now);
+
+  // A disconnected task has left for good with that error; Connect forgets it.
+  void NoteLeftWith(TaskId task, absl::Status error);
 
   // Records a sign of life. Ignored for tasks that are not connected.
   void Touch(TaskId task, absl::Time now);
@@ -126,6 +133,7 @@ class Membership final {
   absl::btree_set<std::pair<absl::Time, TaskId>> checks_;
   int64_t version_ = 0;
   int connected_count_ = 0;
+  int failed_leaver_count_ = 0;
   int error_count_ = 0;
   absl::Time last_activity_ = absl::InfinitePast();
 };

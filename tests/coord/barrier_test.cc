@@ -331,6 +331,36 @@ TEST(Barrier, ParticipantInErrorFailsItAtOnce) {
                     AllOf(HasSubstr("already in error"), HasSubstr("broken"))));
 }
 
+// A process that reports an error leaves right after; the others may call the barrier later.
+TEST(Barrier, ParticipantThatHasLeftInErrorFailsItAtOnce) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(1);
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(job.coordinator().LeaveTask(TaskId(0), Incarnation(LifeOf(0))), IsOk());
+  job.Drain();
+  ASSERT_EQ(job.state(0), TaskState::kDisconnected);
+  EXPECT_THAT(job.Barrier(1, "b").result(),
+              Fails(absl::StatusCode::kInternal,
+                    AllOf(HasSubstr("already in error"), HasSubstr("broken"))));
+  const BarrierCall others = job.Barrier(1, "of two", kFirst, {1, 2});
+  EXPECT_FALSE(others.done());
+  // A process that comes in its place may arrive.
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  const BarrierCall again = job.Barrier(1, "again");
+  EXPECT_FALSE(again.done());
+}
+
+// One that left without an error may come back too.
+TEST(Barrier, ParticipantThatHasLeftIsWaitedFor) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.coordinator().LeaveTask(TaskId(0), Incarnation(LifeOf(0))), IsOk());
+  job.Drain();
+  const BarrierCall waiting = job.Barrier(1, "b");
+  EXPECT_FALSE(waiting.done());
+}
+
 // Survivors may still use barriers among themselves.
 TEST(Barrier, ErrorOutsideASubsetDoesNotAffectIt) {
   TestJob job(PlainOptions(3));
