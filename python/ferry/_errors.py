@@ -48,7 +48,7 @@ class PeerDiedError(FerryError, ConnectionError):
 
 
 class StepClosedError(FerryError):
-    """The step was closed or aborted, on this node or on the peer."""
+    """The step was closed, on this node or on the peer."""
 
 
 class JobFailedError(FerryError):
