@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one of examples/python under `ferry run`, and checks all that its processes print.
+"""Runs one of examples/python, or the program of a document, under `ferry run`, and checks all that its processes print.
 
-  python_example.py --python=INTERPRETER --ferry=PROGRAM --package=FOLDER EXAMPLE
+  python_example.py --python=INTERPRETER --ferry=PROGRAM --package=FOLDER EXAMPLE|DOCUMENT
 """
 import argparse
 import os
@@ -11,8 +11,9 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples/python"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 240
 
 # The number of processes, and patterns of lines with how many processes print each.
@@ -33,7 +34,19 @@ EXPECTED = {
         r"process 1 of 2 received bfloat16 \[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0\]": 1,
         r"process 1 received \['b', 'w'\], sum 16.0": 1,
     }),
+    "README.md": (2, {r"[01] \[0. 1. 2. 3.\]": 2}),
+    "docs/python.md": (2, {r"\[0. 1. 2. 3.\]": 2}),
 }
+
+
+def program_of(example, folder):
+    """The path of the example; for a document, that of its first Python block that imports ferry."""
+    if not example.endswith(".md"):
+        return ROOT / f"examples/python/{example}.py"
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / example).read_text(encoding="utf-8"), re.DOTALL)
+    path = pathlib.Path(folder, "program.py")
+    path.write_text(next(block for block in blocks if "import ferry\n" in block), encoding="utf-8")
+    return path
 
 
 def main():
@@ -50,10 +63,11 @@ def main():
     environment = {name: value for name, value in os.environ.items()
                    if not re.match(r"FERRY_|JAX_|RANK$|WORLD_SIZE$|MASTER_|SLURM_|OMPI_|PMI", name)}
     environment.update(PYTHONPATH=options.package, FERRY_TOOL=options.ferry, JAX_PLATFORMS="cpu")
-    done = subprocess.run([options.ferry, "run", f"--nproc={processes}", "--", options.python,
-                           str(EXAMPLES / f"{options.example}.py")],
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env=environment, timeout=DEADLINE_S, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([options.ferry, "run", f"--nproc={processes}", "--", options.python,
+                               str(program_of(options.example, folder))],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=environment, timeout=DEADLINE_S, check=False)
     print(done.stdout)
     lines = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
     faults = [] if done.returncode == 0 else [f"it ended with {done.returncode}"]
