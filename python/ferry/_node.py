@@ -120,8 +120,9 @@ def join(*args: typing.Any, **kwargs: typing.Any) -> Node:
     max_host_bytes: limit on the host memory of empty() that other processes can map.
     transfers: False: only the store, barriers and the topology are used.
 
-    Raises InvalidArgumentError naming what is missing; BarrierTimeout whose `missing` are the ranks that have not
-    joined; FerryTimeoutError if the coordinator did not answer; KeyExistsError if the rank is taken.
+    Raises InvalidArgumentError naming what is missing, after it has told the nodes that wait for this one, for which it
+    takes 20 s at most if there are none; BarrierTimeout whose `missing` are the ranks that have not joined;
+    FerryTimeoutError if the coordinator did not answer; KeyExistsError if the rank is taken.
     """
     return Node(*args, **kwargs)
 
