@@ -262,7 +262,7 @@ class Transfer:
     @property
     def path(self) -> str | None:
         """
-        The path by which a received tensor came: "shm", "tcp", "cuda_ipc", "nccl", "local" (this process); for small ones "eager" or "inline". None for sends, and until it is done.
+        The path by which a received tensor came: "shm", "tcp", "cuda_ipc", "nccl", "local" (this process); for small ones "eager" or "inline". A detail may follow after a comma: "cuda_ipc, copy". None for sends, and until it is done.
         """
 
     @property

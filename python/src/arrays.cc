@@ -25,9 +25,6 @@ namespace ferry::python {
 namespace nb = nanobind;
 namespace {
 
-// The default stream that every stream of a device waits for, and which waits for them.
-CUstream_st* const kLegacyStream = reinterpret_cast<CUstream_st*>(1);
-
 struct DtypeRow {
   DataType type;
   const char* name;
@@ -299,7 +296,7 @@ ImportedArray ImportCudaArray(nb::handle array, ArrayUse use) {
   if (use == ArrayUse::kWrite && nb::cast<bool>(data[1])) refuse("it is read-only");
   ImportedArray result;
   result.borrowed = std::make_shared<BorrowedMemory>();
-  result.stream = kLegacyStream;
+  result.stream = LegacyStream();
   if (interface.contains("stream") && !nb::object(interface["stream"]).is_none()) {
     result.stream = ParseStream(interface["stream"]);
   }
@@ -474,7 +471,7 @@ CUstream_st* ParseStream(nb::handle stream) {
                                 "of PyTorch, CuPy or CUDA's Python"));
   }
   const auto handle = nb::cast<uintptr_t>(number);
-  return handle == 0 ? kLegacyStream : reinterpret_cast<CUstream_st*>(handle);
+  return handle == 0 ? LegacyStream() : reinterpret_cast<CUstream_st*>(handle);
 }
 
 }  // namespace ferry::python

@@ -80,6 +80,8 @@ std::string DeviceName(const Device& device);
 // Raises ValueError.
 Device ParseDevice(nanobind::handle device);
 
+// The default stream that every stream of a device waits for, and which waits for them.
+inline CUstream_st* LegacyStream() { return reinterpret_cast<CUstream_st*>(1); }
 // A stream: its handle as an integer, or an object of CUDA's protocol (__cuda_stream__), PyTorch or
 // CuPy. 0 and 1 are the legacy default stream, 2 the thread's.
 // Raises TypeError.

@@ -22,8 +22,6 @@ constexpr char kVersionedName[] = "dltensor_versioned";
 constexpr char kUsedVersionedName[] = "used_dltensor_versioned";
 constexpr char kExchangeName[] = "dlpack_exchange_api";
 
-CUstream_st* const kLegacyStream = reinterpret_cast<CUstream_st*>(1);
-
 // Owns a struct of another package. The tensor that Ferry makes of it refers to `outer`, whose
 // deleter needs no GIL.
 struct Adopted {
@@ -250,7 +248,7 @@ ImportedArray ImportByExchangeApi(const DLPackExchangeAPI& api, nb::handle array
     void* stream = nullptr;
     if (api.current_work_stream(device.device_type, device.device_id, &stream) != 0)
       RaiseOfPackage();
-    result.stream = stream == nullptr ? kLegacyStream : static_cast<CUstream_st*>(stream);
+    result.stream = stream == nullptr ? LegacyStream() : static_cast<CUstream_st*>(stream);
   }
   return result;
 }
@@ -284,7 +282,7 @@ ImportedArray ImportByCapsule(nb::handle array, ArrayUse use) {
         "__dlpack__ has returned neither a capsule \"dltensor\" nor \"dltensor_versioned\"");
   }
   ImportedArray result = Adopt(std::move(adopted), use);
-  if (is_on_gpu) result.stream = kLegacyStream;
+  if (is_on_gpu) result.stream = LegacyStream();
   return result;
 }
 

@@ -51,9 +51,8 @@ struct Outgoing {
   std::shared_ptr<BorrowedMemory> borrowed;
 };
 
-Outgoing Prepare(const PyStep& self, nb::handle array, std::string key, const Peer& to,
-                 nb::handle stream) {
-  ImportedArray imported = ImportArray(array, ArrayUse::kRead, stream, kCopiedBytes);
+// The send of an array that was imported.
+Outgoing OutgoingOf(const PyStep& self, ImportedArray imported, std::string key, const Peer& to) {
   Outgoing result;
   const Device device = imported.tensor.device();
   if (!imported.is_immutable) result.borrowed = std::move(imported.borrowed);
@@ -65,6 +64,18 @@ Outgoing Prepare(const PyStep& self, nb::handle array, std::string key, const Pe
                       .tensor = std::move(imported.tensor),
                       .options = {.stream = imported.stream}};
   return result;
+}
+
+// Its transfer, for the program.
+PyTransfer TransferOf(const PyStep& self, Outgoing& outgoing) {
+  return PyTransfer({.node = self.joined,
+                     .step_id = self.step.id(),
+                     .key = outgoing.operation.id.name,
+                     .peer = outgoing.operation.id.destination,
+                     .is_send = true,
+                     .step = self.step,
+                     .borrowed = std::move(outgoing.borrowed),
+                     .timeout = self.joined->default_timeout()});
 }
 
 // Its receivers may read the memory from now on.
@@ -79,20 +90,16 @@ PyTransfer Start(PyStep& self, nb::handle array, std::string key, nb::handle to,
   std::shared_ptr<Node> node;
   Step& step = self.Use(node);
   const Peer peer = ParsePeer(to);
-  Outgoing outgoing = Prepare(self, array, key, peer, stream);
+  Outgoing outgoing = OutgoingOf(self, ImportArray(array, ArrayUse::kRead, stream, kCopiedBytes),
+                                 std::move(key), peer);
+  PyTransfer transfer = TransferOf(self, outgoing);
   // Never waits, except for the few locks of the transfer itself: not worth giving up the GIL.
   Request request = step.Send(outgoing.operation.id, std::move(outgoing.operation.tensor),
                               outgoing.operation.options);
-  Check(request.Wait(absl::ZeroDuration()).status(), self.joined->ContextOf(key, peer.rank));
+  Check(request.Wait(absl::ZeroDuration()).status(),
+        self.joined->ContextOf(outgoing.operation.id.name, peer.rank));
   MarkSent(array);
-  return PyTransfer({.node = self.joined,
-                     .step_id = step.id(),
-                     .key = std::move(key),
-                     .peer = peer.rank,
-                     .is_send = true,
-                     .step = step,
-                     .borrowed = std::move(outgoing.borrowed),
-                     .timeout = self.joined->default_timeout()});
+  return transfer;
 }
 
 struct Incoming {
@@ -197,18 +204,12 @@ std::vector<PyTransfer> SendMany(PyStep& self, nb::handle items, nb::handle to) 
   for (const nb::handle item : nb::iter(items)) {
     const auto pair = nb::cast<nb::tuple>(item);
     if (pair.size() != 2) RaiseTypeError("arrays are given by their keys, as a mapping");
-    auto key = nb::cast<std::string>(pair[0]);
-    Outgoing outgoing = Prepare(self, pair[1], key, peer, nb::none());
+    Outgoing outgoing =
+        OutgoingOf(self, ImportArray(pair[1], ArrayUse::kRead, nb::none(), kCopiedBytes),
+                   nb::cast<std::string>(pair[0]), peer);
+    transfers.push_back(TransferOf(self, outgoing));
     operations.push_back(std::move(outgoing.operation));
     arrays.push_back(pair[1]);
-    transfers.emplace_back(PyTransfer::Operation{.node = self.joined,
-                                                 .step_id = step.id(),
-                                                 .key = std::move(key),
-                                                 .peer = peer.rank,
-                                                 .is_send = true,
-                                                 .step = step,
-                                                 .borrowed = std::move(outgoing.borrowed),
-                                                 .timeout = self.joined->default_timeout()});
   }
   std::vector<Request> requests;
   {
@@ -249,28 +250,15 @@ std::vector<PyTransfer> SendTree(PyStep& self, nb::bytes description, nb::handle
   std::vector<nb::object> sent;
   for (const nb::handle array : nb::iter(arrays)) {
     ImportedArray imported = ImportArray(array, ArrayUse::kRead, nb::none());
-    const Device device = imported.tensor.device();
-    const bool is_packed = device == Device::Host() && imported.tensor.size_bytes() <= kCopiedBytes;
+    const bool is_packed =
+        imported.tensor.device() == Device::Host() && imported.tensor.size_bytes() <= kCopiedBytes;
     leaves.push_back({.tensor = imported.tensor, .is_packed = is_packed});
     if (is_packed) continue;
-    std::string name = LeafKey(key, leaves.size() - 1);
-    operations.push_back({.id = {.name = name,
-                                 .source = self.joined->rank(),
-                                 .destination = peer.rank,
-                                 .source_device = device,
-                                 .destination_device = peer.device.value_or(device)},
-                          .tensor = std::move(imported.tensor),
-                          .options = {.stream = imported.stream}});
+    Outgoing outgoing =
+        OutgoingOf(self, std::move(imported), LeafKey(key, leaves.size() - 1), peer);
+    transfers.push_back(TransferOf(self, outgoing));
+    operations.push_back(std::move(outgoing.operation));
     sent.push_back(nb::borrow(array));
-    transfers.emplace_back(PyTransfer::Operation{
-        .node = self.joined,
-        .step_id = step.id(),
-        .key = std::move(name),
-        .peer = peer.rank,
-        .is_send = true,
-        .step = step,
-        .borrowed = imported.is_immutable ? nullptr : std::move(imported.borrowed),
-        .timeout = self.joined->default_timeout()});
   }
   const size_t bytes = PackedBytes(text, leaves);
   std::vector<Request> requests;

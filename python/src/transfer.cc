@@ -182,7 +182,7 @@ nb::object PyTransfer::Result(absl::StatusOr<Tensor> tensor, const Request& requ
     Raise(tensor.status(), error);
   }
   if (!required_path.empty()) {
-    if (const std::string path = request.path(); path != required_path) {
+    if (const std::string path = request.path(); path.substr(0, path.find(',')) != required_path) {
       Raise(absl::FailedPreconditionError(absl::StrCat(
                 "\"", key, "\" came by ", path, ", and require= is ", required_path,
                 ": join with transport=\"", required_path, "\" to allow no other path")),
@@ -248,8 +248,8 @@ Raises what the operation fails with, or FerryTimeoutError, which does not end t
           },
           nb::sig("def path(self) -> str | None"),
           "The path by which a received tensor came: \"shm\", \"tcp\", \"cuda_ipc\", \"nccl\", "
-          "\"local\" (this process); for "
-          "small ones \"eager\" or \"inline\". None for sends, and until it is done.")
+          "\"local\" (this process); for small ones \"eager\" or \"inline\". A detail may follow "
+          "after a comma: \"cuda_ipc, copy\". None for sends, and until it is done.")
       .def_prop_ro("buffer_released", &PyTransfer::is_buffer_released,
                    "Whether the memory of the array that was given (the one sent, or out=) is used "
                    "no more, so that it may be "

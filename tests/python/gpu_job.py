@@ -60,7 +60,7 @@ def exchange(node, peer):
         size = 1 << 20
         big = node.empty(size, "uint8", device="cuda:0")
         write(big, bytes([node.rank + 7]) * size)
-        receiving = step.irecv("big", source=peer, device="cuda:0")
+        receiving = step.irecv("big", source=peer, device="cuda:0", require="cuda_ipc")
         sending = step.isend(big, "big", to=peer)
         received = receiving.wait()
         sending.wait()
