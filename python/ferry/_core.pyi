@@ -135,7 +135,8 @@ class DeviceInfo:
         """Its name within the node: "cpu", "cuda:0"."""
 
     @property
-    def model(self) -> str: ...
+    def model(self) -> str:
+        """The name of the GPU or processor: "NVIDIA H200"."""
 
     @property
     def uuid(self) -> str:
@@ -167,7 +168,8 @@ class NodeInfo:
     """A node of the job."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Its rank."""
 
     @property
     def host_name(self) -> str:
@@ -272,7 +274,8 @@ class Transfer:
         """
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The key by which both sides know it."""
 
     @property
     def peer(self) -> int:
@@ -529,10 +532,12 @@ class Communicator:
     def __del__(self) -> None: ...
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This process's rank in it."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of its ranks."""
 
     @property
     def device(self) -> str:

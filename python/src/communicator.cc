@@ -100,8 +100,12 @@ array's package) and return; later work of the stream runs after it. Keep the ar
                   "own_device: int | None = None, timeout: float | datetime.timedelta = ..., "
                   "max_ctas: int = 0) -> None"))
       .def("__del__", &PyCommunicator::Release)
-      .def_prop_ro("rank", [](PyCommunicator& self) { return self.Use().rank(); })
-      .def_prop_ro("size", [](PyCommunicator& self) { return self.Use().size(); })
+      .def_prop_ro(
+          "rank", [](PyCommunicator& self) { return self.Use().rank(); },
+          "This process's rank in it.")
+      .def_prop_ro(
+          "size", [](PyCommunicator& self) { return self.Use().size(); },
+          "The number of its ranks.")
       .def_prop_ro(
           "device", [](PyCommunicator& self) { return DeviceName(self.Use().device()); },
           "The GPU of this rank: \"cuda:0\".")

@@ -25,7 +25,7 @@ void DefineTopology(nb::module_& core) {
       .def_prop_ro(
           "device", [](const DeviceInfo& self) { return DeviceName(self.device); },
           "Its name within the node: \"cpu\", \"cuda:0\".")
-      .def_ro("model", &DeviceInfo::model)
+      .def_ro("model", &DeviceInfo::model, "The name of the GPU or processor: \"NVIDIA H200\".")
       .def_ro("uuid", &DeviceInfo::uuid, "Empty for hosts, shared GPUs, and if unknown.")
       .def_ro("pci_bus_id", &DeviceInfo::pci_bus_id, "Empty for hosts.")
       .def_prop_ro(
@@ -43,7 +43,7 @@ void DefineTopology(nb::module_& core) {
                             " of rank ", self.rank, ", ", self.model, ">");
       });
   nb::class_<NodeInfo>(core, "NodeInfo", "A node of the job.")
-      .def_ro("rank", &NodeInfo::rank)
+      .def_ro("rank", &NodeInfo::rank, "Its rank.")
       .def_ro("host_name", &NodeInfo::host_name, "For display: two hosts may have the same name.")
       .def_ro("partition", &NodeInfo::partition,
               "Nodes whose GPUs share an NVLink fabric, or else a host, are in one partition.")

@@ -254,8 +254,13 @@ Raises what the operation fails with, or FerryTimeoutError, which does not end t
                    "Whether the memory of the array that was given (the one sent, or out=) is used "
                    "no more, so that it may be "
                    "changed or freed. Also meaningful after errors and timeouts.")
-      .def_prop_ro("key",
-                   [](const PyTransfer& self) { return nb::str(self.operation().key.c_str()); })
+      .def_prop_ro(
+          "key",
+          [](const PyTransfer& self) {
+            const std::string& key = self.operation().key;
+            return nb::str(key.data(), key.size());
+          },
+          "The key by which both sides know it.")
       .def_prop_ro(
           "peer", [](const PyTransfer& self) { return self.operation().peer; },
           "The rank of the other side.")
