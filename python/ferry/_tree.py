@@ -11,25 +11,45 @@ _MAX_DEPTH = 64
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
+class _Refused(Exception):
+    """What a tree cannot hold, and the path to it, innermost first."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path: typing.List[str] = []
+
+
+# Types whose values are arrays. It is as long as the program has array types.
+_array_types: typing.Set[type] = set()
+
+
 def flatten(tree: typing.Any) -> typing.Tuple[bytes, typing.List[typing.Any]]:
     """The description of the tree, and its arrays in order. Raises TypeError naming the path of what it cannot hold."""
     leaves: typing.List[typing.Any] = []
-    return _encode(_describe(tree, "", leaves, 0)).encode("utf-8", "surrogatepass"), leaves
+    try:
+        description = _describe(tree, leaves, 0)
+    except _Refused as refused:
+        path = "".join(f"/{part}" for part in reversed(refused.path)) or "the root"
+        raise TypeError(f"{path} of the tree {refused}") from None
+    return _encode(description).encode("utf-8", "surrogatepass"), leaves
 
 
-def _describe(value: typing.Any, path: str, leaves: typing.List[typing.Any], depth: int) -> typing.Any:
-    if depth > _MAX_DEPTH:
-        raise TypeError(f"the tree is nested more than {_MAX_DEPTH} deep, or contains itself, at {path}")
+def _describe(value: typing.Any, leaves: typing.List[typing.Any], depth: int) -> typing.Any:
+    if type(value) in _array_types:
+        leaves.append(value)
+        return len(leaves) - 1
     if isinstance(value, dict):
-        described = {}
-        for key, each in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"the keys of a tree's dicts are str; {path or 'the root'} has {key!r}")
-            described[key] = _describe(each, f"{path}/{key}", leaves, depth + 1)
-        return described
+        return _describe_dict(value, leaves, depth)
     if isinstance(value, (list, tuple)):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return [kind, *(_describe(each, f"{path}/{index}", leaves, depth + 1) for index, each in enumerate(value))]
+        described: typing.List[typing.Any] = ["list" if isinstance(value, list) else "tuple"]
+        _check_depth(depth)
+        try:
+            for each in value:
+                described.append(_describe(each, leaves, depth + 1))
+        except _Refused as refused:
+            refused.path.append(str(len(described) - 1))
+            raise
+        return described
     if value is None or isinstance(value, (bool, str)):
         return ["plain", value]
     if isinstance(value, (int, float)) and type(value) in (int, float):
@@ -38,10 +58,36 @@ def _describe(value: typing.Any, path: str, leaves: typing.List[typing.Any], dep
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
     if not _is_array(value):
-        raise TypeError(f"{path or 'the root'} of the tree is a {type(value).__name__}, which is neither a container, "
-                        "nor an array, nor a plain value")
+        raise _Refused(f"is a {type(value).__name__}, which is neither a container, nor an array, nor a plain value")
+    _array_types.add(type(value))
     leaves.append(value)
     return len(leaves) - 1
+
+
+def _describe_dict(value: typing.Dict[typing.Any, typing.Any], leaves: typing.List[typing.Any],
+                   depth: int) -> typing.Dict[str, typing.Any]:
+    _check_depth(depth)
+    described: typing.Dict[str, typing.Any] = {}
+    key: typing.Any = None
+    try:
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise _Refused(f"is the value of the key {key!r}, and keys are str")
+            if type(each) in _array_types:
+                # Most are.
+                described[key] = len(leaves)
+                leaves.append(each)
+            else:
+                described[key] = _describe(each, leaves, depth + 1)
+    except _Refused as refused:
+        refused.path.append(str(key))
+        raise
+    return described
+
+
+def _check_depth(depth: int) -> None:
+    if depth >= _MAX_DEPTH:
+        raise _Refused(f"is nested more than {_MAX_DEPTH} deep, or contains itself")
 
 
 def _is_array(value: typing.Any) -> bool:
