@@ -37,6 +37,8 @@ class Exchange:
         self.small_out = numpy.zeros(1, numpy.int64)
         self.big = numpy.ones(BIG_BYTES, numpy.uint8)
         self.big_out = numpy.ones(BIG_BYTES, numpy.uint8)
+        self.shared = node.empty(BIG_BYTES, "uint8")
+        numpy.asarray(self.shared)[:] = 1
         self.leaves = {f"leaf{i}": numpy.ones(LEAF_BYTES // 4, numpy.float32) for i in range(LEAVES)}
 
     def name(self):
@@ -85,6 +87,13 @@ class Exchange:
     def row_64mib_into(self):
         name = self.name()
         seconds = self.one_way(lambda: self.step.send(self.big, name, self.peer),
+                               lambda: self.step.recv(name, self.peer, out=self.big_out))
+        return seconds and BIG_BYTES / seconds / 1e9
+
+    def row_64mib_into_of_empty(self):
+        """Out of memory of Node.empty, as `ferry bench` has it."""
+        name = self.name()
+        seconds = self.one_way(lambda: self.step.send(self.shared, name, self.peer),
                                lambda: self.step.recv(name, self.peer, out=self.big_out))
         return seconds and BIG_BYTES / seconds / 1e9
 
@@ -181,7 +190,8 @@ def memcpy_gb_s():
     return BIG_BYTES / (time.perf_counter() - begin) / 1e9
 
 
-UNITS = {"8b_recv": "us", "8b_recv_into": "us", "8b_poll": "us", "64mib_into": "GB/s", "64mib_view": "us", "tree": "us",
+UNITS = {"8b_recv": "us", "8b_recv_into": "us", "8b_poll": "us", "64mib_into": "GB/s",
+         "64mib_into_of_empty": "GB/s", "64mib_view": "us", "tree": "us",
          "tree_as_calls": "us", "1000_awaits": "us", "memcpy": "GB/s"}
 
 
