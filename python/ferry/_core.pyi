@@ -431,7 +431,7 @@ class Step:
 
     def irecv(self, key: str, source: int | tuple[int, Any], *, timeout: float | datetime.timedelta = ..., out: Any = None, stream: Any = None, device: Any = None, require: str | None = None) -> Transfer:
         """
-        As recv, but returns at once. The receive fails `timeout` seconds from now, whoever waits for it.
+        As recv, but returns at once. The receive fails `timeout` seconds after this call.
         """
 
     def _send_many(self, items: object, to: object) -> list[Transfer]: ...

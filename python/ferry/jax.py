@@ -41,7 +41,7 @@ def initialize(address: typing.Optional[str] = None, num_processes: typing.Optio
     num_processes, process_id: default: WORLD_SIZE and RANK, which `ferry run` sets.
     arguments: others of jax.distributed.initialize.
 
-    Process 0 always starts a service of its own as well; it is bound to a loopback port that nobody uses.
+    jax.distributed always starts a coordination service in process 0; it is bound to an unused loopback port.
     Raises ValueError naming what is missing.
     """
     import jax

@@ -22,15 +22,15 @@ struct CUstream_st;
 
 namespace ferry::python {
 
-// Whether a tensor that borrows the program's memory still uses it. Shared by the tensor's deleter
+// The state of program memory that a tensor borrows: in use, or released. Shared by its deleter
 // and the transfer that the program holds. Thread-safe.
 class BorrowedMemory final {
  public:
   bool is_released() const { return is_released_.load(std::memory_order_acquire); }
   // Returns whether it is released.
   bool AwaitRelease(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls `on_release` once it is released, on whichever thread; now if it is. At most one at a
-  // time: a later one takes the place of an earlier one.
+  // Calls `on_release` once it is released, on any thread; at once if it is already. At most one at
+  // a time: a later one takes the place of an earlier one.
   void NotifyRelease(std::function<void()> on_release) ABSL_LOCKS_EXCLUDED(mu_);
 
   void Release() ABSL_LOCKS_EXCLUDED(mu_);

@@ -24,7 +24,7 @@ using nb::literals::operator""_a;
 
 namespace {
 
-// What Python's Communicator is in C++.
+// The C++ state of ferry.Communicator.
 struct PyCommunicator {
   std::shared_ptr<JoinedNode> joined;
   // Outlives the communicator, which is released before it.

@@ -18,7 +18,7 @@
 NB_MODULE(_core, core) {
   // The interpreter ends without destroying the objects of modules.
   nanobind::set_leak_warnings(false);
-  // Of values of the program's: a number out of range, a list in place of a tuple.
+  // nb::cast fails for arguments of a wrong type: a number out of range, a list instead of a tuple.
   nanobind::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);

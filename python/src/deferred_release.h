@@ -12,7 +12,7 @@
 
 namespace ferry::python {
 
-// A tensor of the program is released on whichever thread drops its last view, which is often the
+// A tensor of the program is released on the thread that drops its last view, which is often the
 // one that moves all tensors. Taking the GIL there would stop every transfer until the interpreter
 // gives it away, so the release is left to a thread that has it: the next one that calls into this
 // module, one that waits in it, or the main thread between two bytecodes. Thread-safe.

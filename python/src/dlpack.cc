@@ -199,7 +199,7 @@ int CurrentWorkStream(int32_t device_type, int32_t device_id, void** out) {
   return 0;
 }
 
-// What a function of another package's exchange API has failed with.
+// The error that a function of another package's exchange API has set.
 [[noreturn]] void RaiseOfPackage() {
   if (PyErr_Occurred() == nullptr) {
     RaiseBufferError("the array's package has not exported it, and has not said why");

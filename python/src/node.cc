@@ -21,7 +21,7 @@ using nb::literals::operator""_a;
 
 namespace {
 
-// What Python's Node is in C++.
+// The C++ state of ferry.Node.
 struct PyNode {
   std::shared_ptr<JoinedNode> joined;
 };

@@ -33,9 +33,9 @@ class JoinedNode final : public std::enable_shared_from_this<JoinedNode> {
   bool is_inherited() const { return fork_guard_.is_inherited(); }
   // Raises FerryError there.
   void CheckNotForked() const;
-  // Whether it has left. Pending waits look at this.
+  // True once the node has left the job. Pending waits check it.
   bool is_closed() const { return node_ == nullptr; }
-  // What a wait that notices is_closed() ends with.
+  // The error of a wait that ends because of is_closed().
   absl::Status ClosedError() const;
   absl::Duration default_timeout() const { return default_timeout_; }
 

@@ -34,7 +34,7 @@ constexpr size_t kCopiedBytes = size_t{64} << 10;
 // How much later than the receive itself its wait ends, if it does not.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
-// What Python's Step is in C++.
+// The C++ state of ferry.Step.
 struct PyStep {
   std::shared_ptr<JoinedNode> joined;
   Step step;
@@ -378,7 +378,7 @@ nb::list RecvMany(PyStep& self, nb::handle keys, nb::handle source, nb::handle t
   return results;
 }
 
-// Of slices, of which only the last one's length is in the text.
+// Flush waits in slices, and its message has the length of the last one: replaces it by `waited`.
 absl::Status WithWholeWait(const absl::Status& status, absl::Duration waited) {
   if (!absl::IsDeadlineExceeded(status)) return status;
   const absl::string_view text = status.message();
@@ -503,8 +503,7 @@ Raises FerryTimeoutError, whose `phase` says how far the transfer has got; PeerD
                    "timeout: float | datetime.timedelta = ..., out: typing.Any = None, "
                    "stream: typing.Any = None, device: typing.Any = None, require: str | None = "
                    "None) -> Transfer"),
-           "As recv, but returns at once. The receive fails `timeout` seconds from now, whoever "
-           "waits for it.")
+           "As recv, but returns at once. The receive fails `timeout` seconds after this call.")
       .def("_send_many", SendMany, "items"_a, "to"_a)
       .def("_send_tree", SendTree, "description"_a, "arrays"_a, "key"_a, "to"_a)
       .def("_recv_tree", RecvTree, "key"_a, "source"_a, nb::kw_only(),

@@ -27,7 +27,7 @@ using nb::literals::operator""_a;
 
 namespace {
 
-// What Python's Store is in C++.
+// The C++ state of ferry.Store.
 struct PyStore {
   std::shared_ptr<JoinedNode> joined;
 
@@ -63,7 +63,7 @@ nb::object KeyObject(const std::string& key) {
   return ToBytes(key);
 }
 
-// What a watch has reported, and the program has not taken. Shared with the callback.
+// The queue of changes that a watch has reported. Shared with its callback.
 class Changes final {
  public:
   explicit Changes(std::shared_ptr<CompletionQueue> signal) : signal_(std::move(signal)) {}

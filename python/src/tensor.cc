@@ -81,7 +81,7 @@ nb::tuple ShapeOf(const Tensor& tensor) {
   return nb::tuple(extents);
 }
 
-// What a Py_buffer of a tensor owns.
+// Owned by a Py_buffer of a tensor, through Py_buffer::internal.
 struct BufferState {
   Tensor tensor;
   std::vector<Py_ssize_t> shape;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTensor: what ferry.Tensor is in C++.
+// PyTensor: the C++ state of ferry.Tensor.
 #ifndef FERRY_PYTHON_SRC_TENSOR_H_
 #define FERRY_PYTHON_SRC_TENSOR_H_
 

@@ -22,7 +22,7 @@ using nb::literals::operator""_a;
 
 namespace {
 
-// Whether tensors of that path are the receiver's own. The others may be views of a peer's memory.
+// True for paths whose tensors are in memory of the receiver; others may be views of a peer's.
 bool IsOwnCopy(absl::string_view path) {
   return path == "eager" || path == "inline" || path == "tcp" || path == "grpc" || path == "nccl";
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTransfer: what ferry.Transfer is in C++.
+// PyTransfer: the C++ state of ferry.Transfer.
 #ifndef FERRY_PYTHON_SRC_TRANSFER_H_
 #define FERRY_PYTHON_SRC_TRANSFER_H_
 

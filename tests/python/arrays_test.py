@@ -486,7 +486,7 @@ class DlpackOutTest(ArraysCase):
             self.assertEqual(list((ctypes.c_int32 * 4).from_address(address)), [1, 2, 3, 4])
             managed.deleter(ctypes.pointer(managed))
 
-    def test_capsules_that_nobody_takes(self):
+    def test_unconsumed_capsules_are_freed(self):
         tensor = self.first_node.empty(MIB, "uint8")
         before = job_rss()
         for _ in range(20000):

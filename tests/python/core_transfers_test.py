@@ -282,7 +282,7 @@ class TransfersTest(job.Case):
         self.first.flush(timeout=PATIENCE_S)
         self.first.send(b"1", "t", to=1)
         with self.assertRaises(ferry.FerryTimeoutError) as caught:
-            # An eager value has arrived, but nobody has taken it.
+            # An eager value has arrived, but was not received.
             self.first.flush(timeout=SHORT_S)
         self.assertIn("t", str(caught.exception))
         waiting = Later(self.first.flush, timeout=PATIENCE_S)
